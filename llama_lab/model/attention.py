@@ -4,16 +4,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .attention_options import VALUES, Sinks, ValueResidual, check_qk_norm, norm_of_heads
 from .encoding import Position, Relation, has_relation, rotate
 from .init import ResidualOutput, check_positive
-from .layout import Layout, Mask
+from .layout import CAUSAL, Layout, Mask
 from .mixer import Mixer
 from .norm import Norm
-from .qk_norm import check_qk_norm, norm_of_heads
-from .sinks import Sinks
 from .state import LayerCache, Lookup, State, new_layer_cache
 from .temperature import Temperature, apply_temperature
-from .value_residual import VALUES, ValueResidual
 
 
 def reference_attention(
@@ -55,7 +53,96 @@ def attention_scores(
     return scores + mask
 
 
-class GroupedQueryAttention(Mixer):
+class SoftmaxAttention(Mixer):
+    """Base of attention: a softmax over the scores of those keys that a query sees by `mask`, and by its kernel.
+
+    widths: of all heads' keys and values together, which both products of a query and a key cost. Others: see
+    `GroupedQueryAttention`.
+    """
+
+    documents = True
+
+    def __init__(
+        self,
+        widths: int,
+        kernel: str,
+        scale: float | None,
+        temperature: Temperature | None,
+        mask: Mask = CAUSAL,
+        softcap: float | None = None,
+    ) -> None:
+        super().__init__()
+        if kernel not in ("auto", "sdpa", "reference"):
+            raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
+        if softcap is not None and softcap <= 0:
+            raise ValueError(f"attention.softcap={softcap}: must be positive, or null for none")
+        if kernel == "sdpa" and softcap is not None:
+            raise ValueError("attention.kernel=sdpa: it cannot cap scores; choose auto, or attention.softcap=null")
+        if scale is not None:
+            check_positive("attention.scale", scale)
+        self.mask, self.scale, self.temperature, self.softcap = mask, scale, temperature, softcap
+        self.wants_fused = kernel == "sdpa"
+        self.kernel = ("sdpa" if softcap is None else "reference") if kernel == "auto" else kernel
+        self.sinks: Sinks | None = None
+        self._widths = widths
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Forward FLOPs per token, averaged over a sequence of `seq_len` tokens, counting visible keys only."""
+        return self._flops(self.mask.mean_keys(seq_len))
+
+    def flops_per_token_dense(self, seq_len: int) -> float:
+        """The same with all `seq_len` keys counted for every query."""
+        return self._flops(seq_len)
+
+    def _flops(self, keys: float) -> float:
+        """FLOPs of the projections, and of both products with `keys` keys: scores, and weighted values."""
+        keys += self.sinks is not None
+        projections = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        return 2 * projections + 2 * self._widths * keys
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup | None) -> Tensor:
+        """Mix values `(B, H, Tq, Dv)`; without a mask where none is needed, since kernels are faster then."""
+        is_fused = self.kernel == "sdpa"
+        needs_mask = not is_fused or self.sinks is not None or layout.needs_mask(self.mask, lookup)
+        mask = layout.mask(self.mask, lookup, query.dtype if is_fused else torch.float32) if needs_mask else None
+        if self.sinks is not None:
+            key, value, mask = self.sinks(key, value, mask)
+        if not is_fused:
+            assert mask is not None
+            relation = layout.relation(layout.key_places(lookup))
+            return reference_attention(query, key, value, mask, self.softcap, self.scale, relation)
+        n_kv_heads, width = key.shape[1], value.shape[3]
+        if lookup is not None and query.shape[2] == 1:
+            # A single token leaves the time dimension free for the heads that share a key head, so that the kernel
+            # reads each key once and copies none.
+            if mask is not None and (layout.biased or self.sinks is not None):
+                mask = mask.reshape(mask.shape[0], n_kv_heads, -1, mask.shape[-1])
+            groups = query.reshape(query.shape[0], n_kv_heads, -1, query.shape[3])  # (B, Hkv, H / Hkv, Dh)
+            mixed = F.scaled_dot_product_attention(groups, key, value, attn_mask=mask, scale=self.scale)
+            return mixed.flatten(1, 2).unsqueeze(2)
+        shared = n_kv_heads != query.shape[1]
+        if shared and must_repeat_heads(query, needs_mask):
+            key, value = (x[:, :, None].expand(-1, -1, query.shape[1] // n_kv_heads, -1, -1) for x in (key, value))
+            key, value, shared = key.flatten(1, 2), value.flatten(1, 2), False
+        padding = key.shape[3] - width  # fused kernels want values as wide as keys
+        if padding > 0:
+            value = F.pad(value, (0, padding))
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=not needs_mask, scale=self.scale, enable_gqa=shared
+        )
+        return mixed[..., :width] if padding > 0 else mixed
+
+
+def must_repeat_heads(query: Tensor, masked: bool) -> bool:
+    """Whether no fused kernel for the queries lets heads share keys and values.
+
+    On CUDA, only flash attention does (torch 2.13), which has neither masks nor float32; PyTorch would write the scores
+    of all heads out instead.
+    """
+    return query.is_cuda and (masked or query.dtype == torch.float32)
+
+
+class GroupedQueryAttention(SoftmaxAttention):
     """Attention in which n_heads / n_kv_heads query heads share a key and value head (Ainslie et al. 2023, sec. 2.2).
 
     window, chunk, prefix: which keys a query sees beside the rule that they precede it, see `Mask`; None: any.
@@ -76,7 +163,6 @@ class GroupedQueryAttention(Mixer):
     """
 
     int8_state = True
-    documents = True
     relations = True
     scores = ("query", "key", "output_gate")  # the maps that do not scale what attention adds
 
@@ -109,7 +195,8 @@ class GroupedQueryAttention(Mixer):
         layer: int = 0,
         n_layers: int = 1,
     ) -> None:
-        super().__init__()
+        mask = Mask(window, chunk, prefix)
+        super().__init__(2 * n_heads * head_dim, kernel, scale, temperature, mask, softcap)
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self.check_heads()
         for name, value, least in (("window", window, 1), ("chunk", chunk, 1), ("prefix", prefix, 2)):
@@ -119,25 +206,15 @@ class GroupedQueryAttention(Mixer):
             raise ValueError(
                 f"attention.chunk={chunk}: there is attention.window={window} too; set one of them to null"
             )
-        check_kernel(kernel)
-        if softcap is not None and softcap <= 0:
-            raise ValueError(f"attention.softcap={softcap}: must be positive, or null for none")
-        if kernel == "sdpa" and softcap is not None:
-            raise ValueError("attention.kernel=sdpa: it cannot cap scores; choose auto, or attention.softcap=null")
-        for name, number in {"scale": scale, "clip_qkv": clip_qkv}.items():
-            if number is not None:
-                check_positive(f"attention.{name}", number)
+        if clip_qkv is not None:
+            check_positive("attention.clip_qkv", clip_qkv)
         if gate not in (None, "head", "element"):
             raise ValueError(f"attention.gate={gate}: unknown; choose head, element or null")
         if value_residual is not None and n_layers == 1:
             raise ValueError(
                 f"attention.value_residual={value_residual}: the only layer is the first; set it to null, or add layers"
             )
-        self.mask = Mask(window, chunk, prefix)
-        self.full_after, self.prefix = self.mask.reach, prefix or 0
-        self.scale, self.temperature, self.clip_qkv, self.softcap = scale, temperature, clip_qkv, softcap
-        self.wants_fused = kernel == "sdpa"
-        self.kernel = ("sdpa" if softcap is None else "reference") if kernel == "auto" else kernel
+        self.full_after, self.prefix, self.clip_qkv = mask.reach, prefix or 0, clip_qkv
         self.query = nn.Linear(dim, n_heads * head_dim, bias=query_bias)
         self.key = nn.Linear(dim, n_kv_heads * head_dim, bias=key_bias)
         self.value = nn.Linear(dim, n_kv_heads * head_dim, bias=value_bias)
@@ -145,7 +222,8 @@ class GroupedQueryAttention(Mixer):
         self.output_gate: nn.Linear | None = None
         if gate is not None:
             self.output_gate = nn.Linear(dim, n_heads * (1 if gate == "head" else head_dim), bias=False)
-        self.sinks = Sinks(n_heads) if sinks else None
+        if sinks:
+            self.sinks = Sinks(n_heads)
         mixing = None if value_residual is None else ValueResidual(value_residual)
         self.value_residual = mixing if layer else None
         self.keeps_values = False
@@ -208,34 +286,12 @@ class GroupedQueryAttention(Mixer):
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> LayerCache:
         """An empty cache for `length` tokens, of which a layer with a window or chunks keeps as many as these hold."""
-        return new_layer_cache(batch_size, self.n_kv_heads, self.context(length), self.head_dim, dtype, device)
-
-    def state_bytes(self, length: int, dtype: torch.dtype) -> int:
-        """Bytes of keys and values after `length` tokens; int8 ones have a float32 scale for each head and token."""
-        per_head = self.head_dim * dtype.itemsize + (4 if dtype == torch.int8 else 0)
-        return 2 * self.n_kv_heads * per_head * self.context(length)
+        slots = min(length, self.mask.reach or length)
+        return new_layer_cache(batch_size, self.n_kv_heads, slots, self.head_dim, dtype, device)
 
     def state_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of one token's keys and values."""
         return self.state_bytes(1, dtype)
-
-    def context(self, length: int) -> int:
-        """The most keys up to its own position that one of `length` tokens sees, which is what a cache holds."""
-        return min(length, self.mask.reach or length)
-
-    def flops_per_token(self, seq_len: int) -> float:
-        """Forward FLOPs per token, averaged over a sequence of `seq_len` tokens, counting visible keys only."""
-        return self._flops(self.mask.mean_keys(seq_len))
-
-    def flops_per_token_dense(self, seq_len: int) -> float:
-        """The same with all `seq_len` keys counted for every query."""
-        return self._flops(seq_len)
-
-    def _flops(self, keys: float) -> float:
-        """FLOPs of the projections, and of both products with `keys` keys: scores, and weighted values."""
-        keys += self.sinks is not None
-        projections = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
-        return 2 * projections + 2 * 2 * self.n_heads * self.head_dim * keys
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Project `x (B, T, D)` to query `(B, H, T, Dh)`, key and value `(B, Hkv, T, Dh)`."""
@@ -248,42 +304,6 @@ class GroupedQueryAttention(Mixer):
         if self.qk_norm == "head" and not self.qk_norm_rotated:
             query, key = self.query_norm(query), self.key_norm(key)
         return query, key, value
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup | None) -> Tensor:
-        """Mix values `(B, H, Tq, Dh)`; without a mask where none is needed, since kernels are faster then."""
-        is_fused = self.kernel == "sdpa"
-        needs_mask = not is_fused or self.sinks is not None or layout.needs_mask(self.mask, lookup)
-        mask = layout.mask(self.mask, lookup, query.dtype if is_fused else torch.float32) if needs_mask else None
-        if self.sinks is not None:
-            key, value, mask = self.sinks(key, value, mask)
-        if not is_fused:
-            assert mask is not None
-            relation = layout.relation(layout.key_places(lookup))
-            return reference_attention(query, key, value, mask, self.softcap, self.scale, relation)
-        if lookup is None or query.shape[2] > 1:
-            shared = self.n_kv_heads != self.n_heads
-            if shared and must_repeat_heads(query, needs_mask):
-                key, value = (x.repeat_interleave(self.n_heads // self.n_kv_heads, 1) for x in (key, value))
-                shared = False
-            return F.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, is_causal=not needs_mask, scale=self.scale, enable_gqa=shared
-            )
-        # A single token leaves the time dimension free for the heads that share a key head, so that the kernel reads
-        # each key once and copies none.
-        if mask is not None and (layout.biased or self.sinks is not None):
-            mask = mask.reshape(mask.shape[0], self.n_kv_heads, -1, mask.shape[-1])
-        groups = query.reshape(query.shape[0], self.n_kv_heads, -1, self.head_dim)  # (B, Hkv, H / Hkv, Dh)
-        mixed = F.scaled_dot_product_attention(groups, key, value, attn_mask=mask, scale=self.scale)
-        return mixed.flatten(1, 2).unsqueeze(2)
-
-
-def must_repeat_heads(query: Tensor, masked: bool) -> bool:
-    """Whether no fused kernel for the queries lets heads share keys and values.
-
-    On CUDA, only flash attention does (torch 2.13), which has neither masks nor float32; PyTorch would write the scores
-    of all heads out instead.
-    """
-    return query.is_cuda and (masked or query.dtype == torch.float32)
 
 
 class MultiHeadAttention(GroupedQueryAttention):
@@ -300,12 +320,6 @@ class MultiQueryAttention(GroupedQueryAttention):
     def check_heads(self) -> None:
         """Raise ValueError unless there is one kv head."""
         require_kv_heads(self.n_kv_heads, 1, "attention=mqa has one kv head")
-
-
-def check_kernel(kernel: str) -> None:
-    """Raise ValueError for a kernel that attention does not have."""
-    if kernel not in ("auto", "sdpa", "reference"):
-        raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
 
 
 def require_kv_heads(n_kv_heads: int, wanted: int, rule: str) -> None:

@@ -71,18 +71,18 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
     params = count(model)
     flops = flops_per_token(units, seq_len)
     reporting = {unit: name for name, unit in units if reports_cost(unit)}  # shared ones once
+    tables = [m for end in (model.embedding, *model.encodings) for m in end.modules() if isinstance(m, nn.Embedding)]
+    ends = {p for module in (*tables, model.embedding.head) for p in module.parameters()}
     idle = sum(count(unit) - ask(name, unit, "active_params", most=count(unit)) for unit, name in reporting.items())
     return Cost(
         seq_len=seq_len,
         params=params,
         params_active=params - idle,
-        params_non_embedding=params - count_ends(model),
+        params_non_embedding=params - sum(p.numel() for p in ends),
         flops_per_token=flops,
         flops_per_token_dense=flops_per_token(units, seq_len, dense=True),
         train_flops_per_token=3 * flops,
-        kv_bytes=ask_mixers(model, "state_bytes", seq_len, kv_dtype)
-        if model.decodes
-        else None,  # the next may derive from it
+        kv_bytes=ask_mixers(model, "state_bytes", seq_len, kv_dtype) if model.decodes else None,  # before the next
         kv_bytes_per_token=ask_mixers(model, "state_bytes_per_token", kv_dtype) if model.decodes else None,
     )
 
@@ -90,14 +90,6 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
 def count(module: nn.Module) -> int:
     """Parameters, tied ones once."""
     return sum(p.numel() for p in module.parameters())
-
-
-def count_ends(model: Decoder) -> int:
-    """Parameters of the token table, the head, and the tables of the position encoding."""
-    with_tables = (model.embedding, *model.encodings)
-    tables = [m for end in with_tables for m in end.modules() if isinstance(m, nn.Embedding)]
-    ends = {p for module in (*tables, model.embedding.head) for p in module.parameters()}
-    return sum(p.numel() for p in ends)
 
 
 def ask_mixers(model: Decoder, hook: str, *args: object) -> int:

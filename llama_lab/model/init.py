@@ -145,7 +145,9 @@ def draw_weights(
 ) -> None:
     """The part of `initialise` for linear maps and tables. `keep` is called with each weight and its initial value."""
     drawn: set[Tensor] = set()
-    branch_gain, branches = getattr(weight_init, "branch_gain", 1.0), branch_maps(model)
+    within = {module for block in getattr(model, "blocks", ()) for module in block.modules()}
+    scores = {getattr(module, name) for module in within for name in getattr(module, "scores", ())}
+    branch_gain, branches = getattr(weight_init, "branch_gain", 1.0), within - scores  # which scale what branches add
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear | nn.Embedding) or module.weight.is_meta:
             continue
@@ -161,13 +163,6 @@ def draw_weights(
                 weight_init(value, isinstance(module, ResidualOutput), generator)
                 value *= branch_gain if module in branches else 1.0
             keep(module.weight, value)
-
-
-def branch_maps(model: nn.Module) -> set[nn.Module]:
-    """The linear maps of all blocks that scale what the branches add: all but those whose product is the scores."""
-    modules = {module for block in getattr(model, "blocks", ()) for module in block.modules()}
-    scores = {getattr(module, name) for module in modules for name in getattr(module, "scores", ())}
-    return {module for module in modules - scores if isinstance(module, nn.Linear)}
 
 
 @contextmanager

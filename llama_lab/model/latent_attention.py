@@ -3,20 +3,19 @@
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention import check_kernel, must_repeat_heads, reference_attention, require_kv_heads
+from .attention import SoftmaxAttention, require_kv_heads
 from .encoding import rotate
 from .init import ResidualOutput, check_positive
-from .layout import CAUSAL, Layout
-from .mixer import Mixer, takes
+from .layout import Layout
+from .mixer import takes
 from .norm import Norm
 from .state import LayerCache, Lookup, State, new_layer_cache
 from .temperature import Temperature, apply_temperature
 
 
-class LatentAttention(Mixer):
+class LatentAttention(SoftmaxAttention):
     """Keys and values of all heads come from one latent per token (DeepSeek-V2, DeepSeek-AI 2024, section 2.1).
 
     A head's query and key have two parts: `nope_dim` without rotation, of keys from the latent, and `head_dim` that
@@ -31,7 +30,6 @@ class LatentAttention(Mixer):
     kernel: "sdpa" is PyTorch's fused attention, "reference" the written-out one, "auto" the fused one.
     """
 
-    documents = True
     scores = ("query", "query_up", "latent")
 
     def __init__(
@@ -50,7 +48,6 @@ class LatentAttention(Mixer):
         temperature: Temperature | None = None,
         kernel: str = "auto",
     ) -> None:
-        super().__init__()
         require_kv_heads(n_kv_heads, n_heads, f"attention=mla has keys and values for each head, {n_heads}")
         for name, size in {
             "kv_rank": kv_rank,
@@ -60,19 +57,15 @@ class LatentAttention(Mixer):
         }.items():
             if size is not None and size < 1:
                 raise ValueError(f"attention.{name}={size}: must be a positive whole number")
-        for name, number in {"scale": scale, "latent_eps": latent_eps}.items():
-            if number is not None:
-                check_positive(f"attention.{name}", number)
         if latent_eps is not None:
+            check_positive("attention.latent_eps", latent_eps)
             if not takes(norm.func if isinstance(norm, partial) else norm, "eps"):
                 raise ValueError(f"attention.latent_eps={latent_eps}: the model's norm has no eps; set it to null")
             norm = partial(norm, eps=latent_eps)
-        check_kernel(kernel)
+        scale = (nope_dim + head_dim) ** -0.5 if scale is None else scale
+        super().__init__(n_heads * (nope_dim + head_dim + value_dim), kernel, scale, temperature)
         self.n_heads, self.head_dim, self.kv_rank = n_heads, head_dim, kv_rank
         self.nope_dim, self.value_dim = nope_dim, value_dim
-        self.scale = (nope_dim + head_dim) ** -0.5 if scale is None else scale
-        self.temperature = temperature
-        self.kernel = "sdpa" if kernel == "auto" else kernel
         width = n_heads * (nope_dim + head_dim)
         self.query_up: nn.Linear | None = None
         if query_rank is None:
@@ -129,39 +122,6 @@ class LatentAttention(Mixer):
         mixed = self.attend(query, seen, seen, layout, lookup)[..., : self.kv_rank]
         return torch.einsum("bhtr,hvr->bhtv", mixed, to_value)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup | None) -> Tensor:
-        """Mix values `(B, H or 1, Tk, Dv)`, of which a key is at least as wide."""
-        if self.kernel == "reference":
-            return reference_attention(query, key, value, layout.mask(CAUSAL, lookup), scale=self.scale)
-        needs_mask = layout.needs_mask(CAUSAL, lookup)
-        mask = layout.mask(CAUSAL, lookup, query.dtype) if needs_mask else None
-        if query.shape[2] == 1 and key.shape[1] == 1:  # heads stand in for queries, so that no key is copied for them
-            mask = None if mask is None else mask.transpose(1, 2)
-            mixed = F.scaled_dot_product_attention(query.transpose(1, 2), key, value, attn_mask=mask, scale=self.scale)
-            return mixed.transpose(1, 2)
-        if key.shape[1] < self.n_heads and must_repeat_heads(query, needs_mask):
-            key, value = (x.expand(-1, self.n_heads, -1, -1) for x in (key, value))
-        width = value.shape[3]
-        value = F.pad(value, (0, max(0, key.shape[3] - width)))  # fused kernels want values as wide as keys
-        shared = key.shape[1] < self.n_heads
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=not needs_mask, scale=self.scale, enable_gqa=shared
-        )
-        return mixed[..., :width]
-
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> LayerCache:
         """An empty cache for `length` tokens."""
         return new_layer_cache(batch_size, 1, length, self.kv_rank + self.head_dim, dtype, device, parts=1)
-
-    def flops_per_token(self, seq_len: int) -> float:
-        """Forward FLOPs per token, averaged over a sequence of `seq_len` tokens, counting visible keys only."""
-        return self._flops(CAUSAL.mean_keys(seq_len))
-
-    def flops_per_token_dense(self, seq_len: int) -> float:
-        """The same with all `seq_len` keys counted for every query."""
-        return self._flops(seq_len)
-
-    def _flops(self, keys: float) -> float:
-        """FLOPs of the projections, and of both products with `keys` keys."""
-        projections = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
-        return 2 * projections + 2 * self.n_heads * (self.nope_dim + self.head_dim + self.value_dim) * keys

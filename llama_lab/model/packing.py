@@ -23,8 +23,9 @@ class Pack:
     """One product in the place of several maps: the first one called computes all, and the others take their parts."""
 
     def __init__(self, maps: list[nn.Linear]) -> None:
-        self._maps = maps
-        self._weight, self._bias = pack_maps(maps)
+        self._maps, self._weight = maps, join([linear.weight for linear in maps], for_token=True)
+        biases = [m.weight.new_zeros(m.out_features) if m.bias is None else m.bias.detach() for m in maps]
+        self._bias = None if all(m.bias is None for m in maps) else torch.cat(biases)
         self._input: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
         for number, linear in enumerate(maps):
@@ -34,7 +35,7 @@ class Pack:
         """Let each map compute its own product again."""
         for linear in self._maps:
             del linear.forward
-        weight_by_rows(self._maps)
+        join([linear.weight for linear in self._maps])
 
     def _part(self, number: int) -> Callable[[Tensor], Tensor]:
         widths = [linear.out_features for linear in self._maps]
@@ -77,50 +78,25 @@ def maps_of_one_input(module: nn.Module) -> list[nn.Linear]:
 
 @torch.inference_mode(False)  # else the parameters could never be trained again
 @torch.no_grad()
-def pack_maps(maps: list[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weights `(sum of out, in)` and biases `(sum of out,)` of all `maps`, whose parameters become their parts."""
-    weight = weight_by_rows(maps)
-    if is_faster_by_columns(weight):
-        weight = weight.t().contiguous().t()
-        become_views([linear.weight for linear in maps], weight)
-    if all(linear.bias is None for linear in maps):
-        return weight, None
-    zeros = [linear.weight.new_zeros(linear.out_features) for linear in maps]
-    return weight, join([zero if m.bias is None else m.bias for m, zero in zip(maps, zeros, strict=True)])
+def join(tensors: list[Tensor], for_token: bool = False) -> Tensor:
+    """The rows of all `tensors`, which become views of it, unless they have been since an earlier time.
 
-
-def is_faster_by_columns(weight: Tensor) -> bool:
-    """Whether a token's product with `weight (out, in)` is faster if it is kept by columns.
-
-    That of PyTorch's library for CPUs is, 1.1 to 4 times as fast for widths of 512 to 8192 and up to 16 tokens, where
-    the rows are shorter than the columns; in bfloat16, or on a GPU, it makes no difference or is slower.
+    for_token: keep it by columns if a token's product with it is faster then. That of PyTorch's library for CPUs is,
+    1.1 to 4 times as fast for widths of 512 to 8192 and up to 16 tokens, where the rows are shorter than the columns;
+    in bfloat16, or on a GPU, it makes no difference or is slower.
     """
-    return weight.is_cpu and weight.dtype == torch.float32 and weight.shape[0] > weight.shape[1]
-
-
-@torch.inference_mode(False)
-@torch.no_grad()
-def weight_by_rows(maps: list[nn.Linear]) -> Tensor:
-    """The weights of all `maps`, contiguous, and they its views."""
-    return join([linear.weight for linear in maps])
-
-
-def join(tensors: list[Tensor]) -> Tensor:
-    """The rows of all `tensors`, which become views of it, unless they have been since an earlier time."""
     first, shape = tensors[0], (sum(map(len, tensors)), *tensors[0].shape[1:])
     ends = [tensor.data_ptr() + tensor.nbytes for tensor in tensors]
     same = {tensor.untyped_storage().data_ptr() for tensor in tensors} == {first.untyped_storage().data_ptr()}
-    if same and first.is_contiguous() and [tensor.data_ptr() for tensor in tensors[1:]] == ends[:-1]:
-        return first.detach().as_strided(shape, first.stride())
-    whole = torch.cat(tensors)
-    become_views(tensors, whole)
+    joined = same and first.is_contiguous() and [tensor.data_ptr() for tensor in tensors[1:]] == ends[:-1]
+    whole = first.detach().as_strided(shape, first.stride()) if joined else torch.cat(tensors)
+    by_columns = for_token and whole.is_cpu and whole.dtype == torch.float32 and whole.shape[0] > whole.shape[1]
+    if by_columns:
+        whole = whole.t().contiguous().t()
+    if by_columns or not joined:
+        for tensor, part in zip(tensors, torch.split(whole, [len(t) for t in tensors]), strict=True):
+            tensor.data = part
     return whole
-
-
-def become_views(tensors: list[Tensor], whole: Tensor) -> None:
-    """Make `tensors` the rows of `whole`, one after the other."""
-    for tensor, part in zip(tensors, torch.split(whole, [len(t) for t in tensors]), strict=True):
-        tensor.data = part
 
 
 class SummedProducts(TorchFunctionMode):

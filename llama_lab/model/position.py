@@ -78,8 +78,9 @@ class RopeScaling(ABC):
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if name not in self.may_be_0 or value != 0:
-                check_positive(f"position.scaling.{name}", value)
+            for number in value if isinstance(value, Sequence) else (value,):
+                if name not in self.may_be_0 or number != 0:
+                    check_positive(f"position.scaling.{name}", number)
 
     @property
     def attention_factor(self) -> float:
@@ -185,9 +186,7 @@ class LongRopeScaling(RopeScaling):
     long_factors: float | Sequence[float]
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            for number in value if isinstance(value, Sequence) else (value,):
-                check_positive(f"position.scaling.{name}", number)
+        super().__post_init__()
         if self.original_max_seq_len < 2:
             raise ValueError("position.scaling.original_max_seq_len=1: has no logarithm to divide by; raise it")
 

@@ -146,7 +146,15 @@ def check_positions(model: Decoder, length: int, n_heads: int) -> None:
 
 def check_training(model: Decoder, tokens: Tensor) -> None:
     """Raise ConfigError unless a forward and backward pass keep shapes, and give finite numbers."""
-    handles = [part.register_forward_hook(same_shape(name, part)) for name, part in parts(model)]
+    names = {part: name for name, part in parts(model)}
+
+    def check_shape(part: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+        shape, wanted = getattr(output, "shape", None), inputs[0].shape
+        if shape != wanted:
+            found = tuple(shape) if shape is not None else type(output).__name__
+            raise fault(names[part], part, f"returns {found} for an input of {tuple(wanted)}; it must be the same")
+
+    handles = [part.register_forward_hook(check_shape) for part in names]
     logits = model(tokens)
     for handle in handles:
         handle.remove()
@@ -165,18 +173,6 @@ def parts(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
         for name, part in block.named_children():
             if name in ("attention", "ffn") or name.endswith("norm"):
                 yield f"blocks.{i}.{name}", part
-
-
-def same_shape(name: str, part: nn.Module) -> Callable[[nn.Module, tuple[Tensor, ...], object], None]:
-    """A hook that raises ConfigError for an output of another shape than the input."""
-
-    def check(module: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
-        shape, wanted = getattr(output, "shape", None), inputs[0].shape
-        if shape != wanted:
-            found = tuple(shape) if shape is not None else type(output).__name__
-            raise fault(name, part, f"returns {found} for an input of {tuple(wanted)}; it must be the same")
-
-    return check
 
 
 def check_reading(model: Decoder, tokens: Tensor, tolerance: float) -> None:

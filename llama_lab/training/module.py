@@ -3,12 +3,12 @@
 import copy
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.strategies import ParallelStrategy, Strategy
+from lightning.pytorch.strategies import ParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -70,6 +70,7 @@ class LanguageModel(L.LightningModule):
         """One optimizer step, on the mean gradient of all micro-batches and devices, clipped."""
         optimizer: Any = self.optimizers()
         schedule: Any = self.lr_schedulers()
+        strategy: Any = self.trainer.strategy
         count = len(micro_batches)
         losses = []
         for i, (inputs, targets) in enumerate(micro_batches):
@@ -77,7 +78,9 @@ class LanguageModel(L.LightningModule):
             torch.manual_seed((self.seed << 32) + ((step * count + i) << 12) + self.global_rank)
             nll, objective = self.loss(inputs, targets)
             losses.append(nll.detach())
-            between = nullcontext() if i == count - 1 else unsynchronized(self.trainer.strategy)
+            # Only after the last one, gradients are averaged over all devices.
+            waits = i < count - 1 and isinstance(strategy, ParallelStrategy)
+            between = strategy.block_backward_sync() if waits else nullcontext()
             # Lightning runs all of this under autocast, and PyTorch advises against a backward pass under it.
             with between, torch.autocast(self.device.type, enabled=False):
                 self.manual_backward(objective / count)
@@ -166,8 +169,3 @@ class LanguageModel(L.LightningModule):
         # A function, not an object: LambdaLR saves an object's attributes, and an old budget would come back on resume.
         scheduler = LambdaLR(optimizer, lambda step: self._schedule(step, self.steps))
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
-
-
-def unsynchronized(strategy: Strategy) -> AbstractContextManager[None]:
-    """The context of a backward pass whose gradients a later one of the same step will average over all devices."""
-    return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()

@@ -79,7 +79,9 @@ def muon(
     check(lr=lr, momentum=momentum, beta1=beta1, beta2=beta2, eps=eps, weight_decay=weight_decay)
     if not isinstance(newton_schulz_steps, int) or not 1 <= newton_schulz_steps < 100:
         raise ConfigError(f"optim.newton_schulz_steps={newton_schulz_steps}: must be a whole number from 1 to 99")
-    matrices = block_matrices(model)
+    head = cast(Decoder, model).embedding.head
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) or m is head}
+    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in tables]
     chosen = {id(p) for p in matrices}
     rest = [
         group | {"params": [p for p in group["params"] if id(p) not in chosen]} for group in groups(model, weight_decay)
@@ -110,14 +112,6 @@ def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
     return [group for group in found if group["params"]]
-
-
-def block_matrices(model: nn.Module) -> list[nn.Parameter]:
-    """The trained matrices between the embeddings and the head."""
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} | {
-        id(cast(Decoder, model).embedding.head.weight)
-    }
-    return [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in tables]
 
 
 class Lion(Optimizer):

@@ -75,7 +75,13 @@ def finish(run: Run, model: Decoder, dataset: Dataset, prompt: list[int], facts:
     replace_text(folder.path / SAMPLE, sample)
     if cfg.train.eval_lengths:
         evaluation(cfg, dataset, model, run.hardware, run.steps, cfg.train.eval_lengths).save(folder.path)
-    summary = summarize(run, facts, monitor)
+    rows, metrics = read_cells(folder.metrics), dict(facts.metrics)
+    for row in with_numbers(rows):
+        metrics |= row  # so that the last value of each stays
+    metrics |= monitor.speed_metrics(monitor.speed.overall, run.hardware.world_size)
+    if run.compiled and monitor.warm_up_seconds is not None:
+        metrics["perf/compile_seconds"] = monitor.warm_up_seconds
+    summary = Summary(**vars(facts) | {"metrics": metrics}, rows=described(rows)["checksum"])
     summary.save(folder.path)
     if cfg.logger.tensorboard:
         log_hparams(folder.path, cfg.optim.get("lr"), summary)
@@ -93,15 +99,3 @@ def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> lis
     steps = generate(model, [start], length, Sampling(temperature=0.8), seed=run.cfg.seed)
     with torch.compiler.set_stance("force_eager"):  # a text has a shape for each of its tokens
         return [*prompt, *(token for (token,) in steps if token is not None)]
-
-
-def summarize(run: Run, facts: Facts, monitor: Monitor) -> Summary:
-    """Facts, costs, and the last value of every metric, but the speed of the whole run."""
-    rows = read_cells(run.folder.metrics)
-    metrics = dict(facts.metrics)
-    for row in with_numbers(rows):
-        metrics |= row
-    metrics |= monitor.speed_metrics(monitor.speed.overall, run.hardware.world_size)
-    if run.compiled and monitor.warm_up_seconds is not None:
-        metrics["perf/compile_seconds"] = monitor.warm_up_seconds
-    return Summary(**vars(facts) | {"metrics": metrics}, rows=described(rows)["checksum"])

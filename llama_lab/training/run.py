@@ -100,8 +100,7 @@ def budget_steps(cfg: DictConfig, batch_size: int) -> int:
             raise ConfigError(f"{key}={seed}: must be a whole number from 0 to 2147483647")
     if cfg.model.max_seq_len < 1:
         raise ConfigError(f"model.max_seq_len={cfg.model.max_seq_len}: must be a positive whole number")
-    check_train(cfg.train)
-    check_init(cfg)
+    check_train(cfg)
     tokens_per_step: int = batch_size * cfg.model.max_seq_len
     steps = int(cfg.train.tokens) // tokens_per_step
     if steps < 1:
@@ -149,8 +148,9 @@ def check_folder(run: Run) -> None:
         )
 
 
-def check_train(train: DictConfig) -> None:
-    """Raise ConfigError for a number out of its range."""
+def check_train(cfg: DictConfig) -> None:
+    """Raise ConfigError for a number out of its range, and a setting of `init_from` that cannot work."""
+    train, heads = cfg.train, cfg.init_kv_heads
     for key in ("batch_size", "evaluations", "log_every", "checkpoint_every", "micro_batch_size"):
         if train[key] is not None and train[key] < 1:
             raise ConfigError(f"train.{key}={train[key]}: must be a positive whole number")
@@ -169,10 +169,6 @@ def check_train(train: DictConfig) -> None:
         )
     check_multiples("train.eval_lengths", train.eval_lengths)
 
-
-def check_init(cfg: DictConfig) -> None:
-    """Raise ConfigError for settings of a warm start that cannot work, whatever the source holds."""
-    heads = cfg.init_kv_heads
     if heads is not None and not cfg.init_from:
         raise ConfigError(f"init_kv_heads={heads}: pools the heads of trained weights; add init_from=, or leave it out")
     if heads not in (None, *KV_HEADS):

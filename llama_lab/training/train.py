@@ -65,7 +65,8 @@ def train(
         module = build_module(run, model, dataset.bytes_per_token)
         facts = run_facts(run, dataset, model, cost, start)
         if facts.epochs:
-            display.print_line(describe_epochs(facts.epochs))
+            read = (f"{name} {n:.2g} times{', so repeats it' * (n > 1)}" for name, n in facts.epochs.items())
+            display.print_line(f"data.mix: reads {conjoin([*read])}")
         peak = peak_flops(run.hardware.device_name, run.hardware.precision)
         monitor = Monitor(cfg.train.log_every, run.tokens_per_step, cost, peak, display, parts=facts.epochs)
         with session(run, facts, dataset.tokenizer) as checkpoint:
@@ -91,12 +92,6 @@ def new_model(run: Run, dataset: Dataset) -> Decoder:
     if cfg.train.sample_tokens and not is_probe(cfg):
         check_decodes(model, f"train.sample_tokens={cfg.train.sample_tokens}", "set this to 0")
     return model
-
-
-def describe_epochs(epochs: dict[str, float]) -> str:
-    """How often a run reads each part of a mixture, in one line."""
-    read = (f"{name} {times:.2g} times{', so repeats it' * (times > 1)}" for name, times in epochs.items())
-    return f"data.mix: reads {conjoin([*read])}"
 
 
 @contextmanager

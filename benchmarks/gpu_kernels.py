@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from llama_lab.api import load_config
 from llama_lab.config.components import build
-from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
+from llama_lab.devices.performance import peak_memory_bytes, reset_peak_memory
 from llama_lab.evaluation.speed import time_in_turn
 from llama_lab.model.attention import reference_attention
 from llama_lab.model.encoding import Position

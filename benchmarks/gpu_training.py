@@ -15,8 +15,7 @@ from omegaconf import DictConfig
 
 from llama_lab.api import cost, load_config
 from llama_lab.data.open import open_dataset
-from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
-from llama_lab.devices.throughput import peak_flops
+from llama_lab.devices.performance import peak_flops, peak_memory_bytes, reset_peak_memory
 from llama_lab.estimate.estimate import MemoryModel, Setup
 from llama_lab.runs.stored import Status, Summary
 from llama_lab.study.measure import training_speed

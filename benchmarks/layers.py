@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from llama_lab.api import load_config
 from llama_lab.config.components import CONF_DIR, build
-from llama_lab.devices.memory import CLEAR, peak_memory_bytes, reset_peak_memory
+from llama_lab.devices.performance import CLEAR, peak_memory_bytes, reset_peak_memory
 from llama_lab.evaluation.speed import inference
 from llama_lab.model.attention import reference_attention
 from llama_lab.model.norm import LayerNorm, RMSNorm

@@ -10,7 +10,6 @@ from llama_lab.util.errors import ConfigError
 
 from .dataset import HALVES, Dataset
 from .mix import Part, exact_shares, open_mixture
-from .probes import ProbeDataset
 from .source import ReportProgress, Source
 from .tokenizer import TokenizerFactory
 from .tokens import TextDataset, TokenDataset
@@ -75,7 +74,8 @@ def open_probe(cfg: DictConfig, tokenizer: TokenizerFactory) -> Dataset:
     if cfg.train.prompt:
         problem = "the sample of a probe is a validation sequence with the model's answers"
         raise ConfigError(f"train.prompt={cfg.train.prompt}: {problem}; leave it out")
-    return ProbeDataset(build(cfg.data.probe, "data"), cfg.model.max_seq_len, cfg.data.val_sequences)
+    dataset: Dataset = build(cfg.data.probe, "data").dataset(cfg.model.max_seq_len, cfg.data.val_sequences)
+    return dataset
 
 
 def _source(data: DictConfig, key: str, revisions: Mapping[str, str], cfg: DictConfig) -> Source:

@@ -31,10 +31,8 @@ from llama_lab.config.components import build, model_cost
 from llama_lab.config.layers import shallower
 from llama_lab.data.data_module import micro_batches_per_step, multiples_around
 from llama_lab.data.open import is_probe, open_probe
-from llama_lab.devices import gpus as devices
-from llama_lab.devices.gpus import Device
 from llama_lab.devices.hardware import check_strategy, choose_precision
-from llama_lab.devices.memory import device_memory
+from llama_lab.devices.performance import Device, device_memory, named, options
 from llama_lab.model import Cost
 from llama_lab.model.cost import count
 from llama_lab.model.recompute import PARTS, recomputed_flops
@@ -272,7 +270,7 @@ def estimate_training(cfg: DictConfig) -> Estimate:
 
 def find_device(wanted: str | None) -> tuple[str, Device]:
     """A device and its name: `wanted`; default: this machine's. Raises ConfigError for an unknown one."""
-    known = devices.options()
+    known = options()
     if wanted is not None:
         if wanted not in known:
             raise ConfigError(
@@ -283,7 +281,7 @@ def find_device(wanted: str | None) -> tuple[str, Device]:
     if not torch.cuda.is_available():
         raise ConfigError(f"device=null: this machine has no GPU to estimate for; choose {' | '.join(known)}")
     name = torch.cuda.get_device_name()
-    device = devices.named(name)
+    device = named(name)
     if device is None or "MIG" in name:
         raise ConfigError(f"device=null: we do not know the peak of this machine's {name}; choose {' | '.join(known)}")
     return name, replace(device, memory=device_memory(torch.device("cuda")))

@@ -22,8 +22,7 @@ from llama_lab.data.data_module import TokenDataModule, micro_batches_per_step
 from llama_lab.data.dataset import Dataset
 from llama_lab.data.open import is_probe, open_dataset
 from llama_lab.devices.hardware import check_started, current_rank
-from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
-from llama_lab.devices.throughput import synchronize
+from llama_lab.devices.performance import peak_memory_bytes, reset_peak_memory, synchronize
 from llama_lab.evaluation.evaluate import place
 from llama_lab.evaluation.speed import NEW_TOKENS, alternating, decoding, reading, time_in_turn
 from llama_lab.runs.folder import RESOLVED, RunFolder

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from llama_lab.config.components import build, build_model, model_cost, users_frame, users_method, users_targets
 from llama_lab.data.data_module import micro_batches_per_step
 from llama_lab.devices.hardware import Hardware
-from llama_lab.devices.memory import device_memory
+from llama_lab.devices.performance import device_memory
 from llama_lab.model import Decoder
 from llama_lab.model.cost import count
 from llama_lab.model.generate import prefill

@@ -10,8 +10,7 @@ import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
-from llama_lab.devices.memory import peak_memory_bytes, reset_peak_memory
-from llama_lab.devices.throughput import Speed, Stopwatch, synchronize
+from llama_lab.devices.performance import Speed, Stopwatch, peak_memory_bytes, reset_peak_memory, synchronize
 from llama_lab.model import Cost
 from llama_lab.model.cost import state_metrics
 from llama_lab.runs.stored import SPEED, is_ours

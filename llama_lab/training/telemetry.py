@@ -24,7 +24,7 @@ from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from llama_lab.devices.throughput import synchronize
+from llama_lab.devices.performance import synchronize
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention, attention_scores
 from llama_lab.model.layout import Layout

@@ -15,9 +15,8 @@ from llama_lab.data.dataset import Dataset
 from llama_lab.data.open import is_probe, open_dataset
 from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
 from llama_lab.devices.hardware import current_rank
-from llama_lab.devices.memory import keep_freed_memory
+from llama_lab.devices.performance import keep_freed_memory, peak_flops
 from llama_lab.devices.strategy import make_plugins, make_strategy
-from llama_lab.devices.throughput import peak_flops
 from llama_lab.model import Decoder
 from llama_lab.model.init import linear_on_meta
 from llama_lab.runs.checkpoint import existing

@@ -21,7 +21,7 @@ from benchmarks.layers import (
     rms_norm,
 )
 from benchmarks.rows import measurement, rows_of
-from llama_lab.devices.memory import CLEAR
+from llama_lab.devices.performance import CLEAR
 from llama_lab.model.norm import LayerNorm, RMSNorm
 from tests.composing import lively
 from tests.composing import options as all_options

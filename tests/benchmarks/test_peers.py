@@ -13,7 +13,7 @@ from torch import nn
 from benchmarks.peers import CEILING, KEEP, PRESETS, compared, train_flops
 from benchmarks.processes import process
 from benchmarks.sides import SIDES, Ours, Spec, batches, begin
-from llama_lab.devices.memory import libc
+from llama_lab.devices.performance import libc
 
 SPEC = Spec(PRESETS["tiny"].overrides)
 TEXT = replace(SPEC, prompt=4, new_tokens=8)

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from llama_lab.config import layers
 from llama_lab.config.components import build
-from llama_lab.devices.gpus import DEVICES, options
+from llama_lab.devices.performance import DEVICES, options
 from llama_lab.estimate import activations
 from llama_lab.estimate.activations import Footprint, step_bytes
 from llama_lab.estimate.estimate import (

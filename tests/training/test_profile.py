@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from llama_lab.devices.throughput import Stopwatch
+from llama_lab.devices.performance import Stopwatch
 from llama_lab.runs.stored import Summary
 from llama_lab.training.command import train_run
 from llama_lab.training.monitor import SLOW_STEPS

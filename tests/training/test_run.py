@@ -11,7 +11,7 @@ import torch
 
 from llama_lab.data.open import open_dataset
 from llama_lab.devices.hardware import Hardware, choose_accelerator, choose_precision
-from llama_lab.devices.memory import M_MMAP_MAX, libc, peak_memory_bytes, reset_peak_memory
+from llama_lab.devices.performance import M_MMAP_MAX, libc, peak_memory_bytes, reset_peak_memory
 from llama_lab.model import Decoder
 from llama_lab.training.recording import sample_text, token_to_position_ratio
 from llama_lab.util.errors import ConfigError

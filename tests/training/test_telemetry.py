@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from llama_lab.devices.throughput import Stopwatch
+from llama_lab.devices.performance import Stopwatch
 from llama_lab.model import Decoder
 from llama_lab.model.attention import MultiHeadAttention
 from llama_lab.model.mixer import Mixer

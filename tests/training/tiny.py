@@ -14,7 +14,7 @@ from llama_lab.config.components import build, build_model
 from llama_lab.data.data_module import TokenDataModule
 from llama_lab.data.open import open_dataset
 from llama_lab.data.tokens import TokenDataset
-from llama_lab.devices.throughput import Stopwatch
+from llama_lab.devices.performance import Stopwatch
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Facts

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llama_lab.config.components import build_model
-from llama_lab.devices.throughput import synchronize
+from llama_lab.devices.performance import synchronize
 from llama_lab.training.assemble import build_module
 from llama_lab.util.formatting import count, duration, number, short
 

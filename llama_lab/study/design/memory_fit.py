@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from llama_lab.data.dataset import Dataset
-from llama_lab.devices.memory import device_memory
+from llama_lab.devices.performance import device_memory
 from llama_lab.estimate.estimate import USABLE, MemoryModel, Setup, setup_of
 from llama_lab.training.run import Run
 from llama_lab.util.errors import ConfigError

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from llama_lab.devices.throughput import Speed, Stopwatch, peak_flops
+from llama_lab.devices.performance import Speed, Stopwatch, peak_flops
 from llama_lab.model import Cost
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import SLOW_STEPS, Monitor

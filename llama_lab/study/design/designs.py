@@ -15,7 +15,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from llama_lab.config.composing import run_config
-from llama_lab.config.schema import COMPONENTS, WORDS, is_kind
+from llama_lab.config.grammar import shown
+from llama_lab.config.schema import COMPONENTS, WORDS, groups, is_kind
 from llama_lab.runs.study import Arm
 from llama_lab.util.errors import ConfigError, suggestion
 from llama_lab.util.formatting import conjoin
@@ -65,41 +66,30 @@ class Design(Protocol):
         """The arms. Raises ConfigError for an invalid axis, recipe or level."""
 
 
-def against_first(arms: Mapping[str, tuple[dict[str, str], Sequence[str]]]) -> tuple[Arm, ...]:
-    """Arms with these axes and overrides, by name, all matched to and compared with the first."""
+def against_first(arms: Mapping[str, tuple[dict[str, str], Sequence[str]]], is_step: bool = False) -> tuple[Arm, ...]:
+    """Arms with these axes and overrides, by name, all matched to and compared with the first.
+
+    is_step: whether that is because they are a step from it; else because it is the study's baseline.
+    """
     first = next(iter(arms))
+    previous = {name: first for name in arms if is_step and name != first}
     return tuple(
-        Arm(name, axes, overrides=tuple(overrides), reference=first) for name, (axes, overrides) in arms.items()
+        Arm(name, axes, previous=previous.get(name), overrides=tuple(overrides), reference=first)
+        for name, (axes, overrides) in arms.items()
     )
 
 
-@dataclass(frozen=True)
-class Line:
-    """The way between two recipes. axes: (base's option, target's option) by group."""
+def label(axis: str, option: Any, axes: Mapping[str, Sequence[Any]]) -> str:
+    """The option as part of an arm's name, with the last part of its axis where it would be ambiguous.
 
-    axes: dict[str, tuple[str, str]]
-    notes: tuple[str, ...]
-
-    def label(self, axis: str) -> str:
-        """The target's option as part of an arm's name; with its axis where it would be ambiguous."""
-        option = self.axes[axis][1]
-        shared = sum(target == option for _, target in self.axes.values()) > 1
-        return f"{axis}={option}" if axis in ("embedding", "init") or option == "none" or shared else option
-
-    def variants(self, turned: Mapping[str, Collection[str]], title: str, is_ladder: bool = False) -> Variants:
-        """The arms with the target's options on the axes that are `turned`, by name.
-
-        The first one is the recipe of its name, which all arms have in the other groups. is_ladder: whether each arm is
-        a step from the one before it.
-        """
-        recipe = next(iter(turned))
-        arms: list[Arm] = []
-        for name, on in turned.items():
-            axes = {axis: levels[axis in on] for axis, levels in self.axes.items()}
-            overrides = (f"arch={recipe}", *(f"{axis}={option}" for axis, option in axes.items()))
-            previous = arms[-1].name if is_ladder and arms else None
-            arms.append(Arm(name, axes, previous=previous, overrides=overrides, reference=recipe))
-        return Variants(tuple(arms), self.notes, title)
+    axes: the options of each.
+    """
+    text = re.sub(r"[^\w.+-]+", "_", shown(option)).strip("_")
+    last = axis.rpartition(".")[2]
+    key = axis if sum(name.rpartition(".")[2] == last for name in axes) > 1 else last
+    is_clear = axis in groups() and axis not in ("embedding", "init") and text != "none"
+    shared = sum(option in options for options in axes.values()) > 1
+    return text if is_clear and not shared else f"{key}={text}"
 
 
 def compose_recipe(recipe: str, key: str, configs: Composer) -> tuple[DictConfig, dict[str, Any]]:
@@ -120,18 +110,38 @@ class AlongLine:
     target: str
     axes: Sequence[str] | None = None
 
-    def line(self, configs: Composer) -> Line:
-        """The line between the two recipes. Raises ConfigError."""
+    def turned(self, labels: Mapping[str, str]) -> tuple[str, dict[str, Collection[str]]]:
+        """The title, and by arm the axes on which it has the target's option; the first arm is a recipe of that name.
+
+        labels: by axis, the target's option as part of an arm's name.
+        """
+        raise NotImplementedError
+
+    def variants(self, configs: Composer) -> Variants:
+        """The arms. All have the options of the first arm's recipe in the groups that are no axis."""
+        levels, notes = self.levels(configs)
+        targets = {axis: [option] for axis, (_, option) in levels.items()}
+        title, turned = self.turned({axis: label(axis, option, targets) for axis, (option,) in targets.items()})
+        recipe = next(iter(turned))
+        arms: list[Arm] = []
+        for name, on in turned.items():
+            axes = {axis: options[axis in on] for axis, options in levels.items()}
+            overrides = (f"arch={recipe}", *(f"{axis}={option}" for axis, option in axes.items()))
+            previous = arms[-1].name if isinstance(self, Ladder) and arms else None
+            arms.append(Arm(name, axes, previous=previous, overrides=overrides, reference=recipe))
+        return Variants(tuple(arms), notes, title)
+
+    def levels(self, configs: Composer) -> tuple[dict[str, tuple[str, str]], tuple[str, ...]]:
+        """(base's option, target's option) by axis, and notes on axes that are none. Raises ConfigError."""
         base, target = self.base, self.target
         (_, ours), (_, theirs) = compose_recipe(base, "base", configs), compose_recipe(target, "target", configs)
         differ = {axis: (ours[axis], theirs[axis]) for axis in COMPONENTS if ours[axis] != theirs[axis]}
         asked = list(differ if self.axes is None else self.axes)
+        choose = f"choose among {', '.join(COMPONENTS)}"
         if self.axes is not None and not asked:
-            raise ConfigError(f"study.axes=[]: is empty; leave it out, or choose among {', '.join(COMPONENTS)}")
-        for axis in asked:
-            if axis not in COMPONENTS:
-                choose = f"choose among {', '.join(COMPONENTS)}"
-                raise ConfigError(f"study.axes: {axis} is not an axis{suggestion(str(axis), COMPONENTS)}; {choose}")
+            raise ConfigError(f"study.axes=[]: is empty; leave it out, or {choose}")
+        if unknown := [str(axis) for axis in asked if axis not in COMPONENTS]:
+            raise ConfigError(f"study.axes: {unknown[0]} is not an axis{suggestion(unknown[0], COMPONENTS)}; {choose}")
         if len(set(asked)) < len(asked):
             raise ConfigError(f"study.axes=[{','.join(asked)}]: names an axis twice")
         levels = {axis: differ[axis] for axis in asked if axis in differ}
@@ -139,43 +149,38 @@ class AlongLine:
             on = f" on {', '.join(asked)}" if asked else ""
             others = f"they differ on {', '.join(differ) or '-'}"
             raise ConfigError(f"study.target={target}: is the same as study.base={base}{on}; {others}")
-        both = [axis for axis in asked if axis not in differ]
-        notes = [f"No arm for {axis}: {base} and {target} both have {ours[axis]}." for axis in both]
+        alike = [axis for axis in asked if axis not in differ]
+        notes = [f"No arm for {axis}: {base} and {target} both have {ours[axis]}." for axis in alike]
         if left := [axis for axis in differ if axis not in levels]:
             notes.append(f"{base} and {target} also differ on {', '.join(left)}, which no arm changes.")
-        return Line(levels, tuple(notes))
+        return levels, tuple(notes)
 
 
 class Ladder(AlongLine):
     """From base to target, one axis after the other; each arm is compared with the previous one."""
 
-    def variants(self, configs: Composer) -> Variants:
+    def turned(self, labels: Mapping[str, str]) -> tuple[str, dict[str, Collection[str]]]:
         """The base, then a rung per axis."""
-        line = self.line(configs)
-        axes = list(line.axes)
-        rungs = {f"+{line.label(axis)}": axes[: i + 1] for i, axis in enumerate(axes)}
-        title = f"From {self.base} to {self.target}, one change at a time"
-        return line.variants({self.base: [], **rungs}, title, is_ladder=True)
+        rungs = {f"+{option}": [*labels][: i + 1] for i, option in enumerate(labels.values())}
+        return f"From {self.base} to {self.target}, one change at a time", {self.base: [], **rungs}
 
 
 class AddOne(AlongLine):
     """The base, and the base with the target's option on one axis at a time."""
 
-    def variants(self, configs: Composer) -> Variants:
+    def turned(self, labels: Mapping[str, str]) -> tuple[str, dict[str, Collection[str]]]:
         """The base, then an arm per axis."""
-        line = self.line(configs)
-        turned = {f"{self.base}+{line.label(axis)}": [axis] for axis in line.axes}
-        return line.variants({self.base: [], **turned}, f"What each part of {self.target} does for {self.base}")
+        added = {f"{self.base}+{option}": [axis] for axis, option in labels.items()}
+        return f"What each part of {self.target} does for {self.base}", {self.base: [], **added}
 
 
 class LeaveOneOut(AlongLine):
     """The target, and the target with the base's option on one axis at a time."""
 
-    def variants(self, configs: Composer) -> Variants:
+    def turned(self, labels: Mapping[str, str]) -> tuple[str, dict[str, Collection[str]]]:
         """The target, then an arm per axis."""
-        line = self.line(configs)
-        kept = {f"{self.target}-{line.label(axis)}": line.axes.keys() - {axis} for axis in line.axes}
-        return line.variants({self.target: set(line.axes), **kept}, f"What each part of {self.target} does for it")
+        kept = {f"{self.target}-{option}": labels.keys() - {axis} for axis, option in labels.items()}
+        return f"What each part of {self.target} does for it", {self.target: [*labels], **kept}
 
 
 @dataclass(frozen=True)
@@ -187,17 +192,15 @@ class Factorial(AlongLine):
 
     fraction: float = 1.0
 
-    def variants(self, configs: Composer) -> Variants:
+    def turned(self, labels: Mapping[str, str]) -> tuple[str, dict[str, Collection[str]]]:
         """The base, then the other combinations."""
-        line = self.line(configs)
-        names = list(line.axes)
-        turned = {}
-        for levels in sorted(combinations(len(names), self.fraction)):
-            on = [axis for axis, is_on in zip(names, levels, strict=True) if is_on]
-            turned["+".join([self.base, *map(line.label, on)])] = on
+        rows = sorted(combinations(len(labels), self.fraction))
+        turned = [[axis for axis, is_on in zip(labels, row, strict=True) if is_on] for row in rows]
         share = "all combinations" if self.fraction == 1 else f"1 in {1 / self.fraction:g} combinations"
-        title = f"{conjoin(names)} between {self.base} and {self.target}: {share}"
-        return line.variants(turned, title[0].upper() + title[1:])
+        title = f"{conjoin([*labels])} between {self.base} and {self.target}: {share}"
+        return title[0].upper() + title[1:], {
+            "+".join([self.base, *(labels[axis] for axis in on)]): on for on in turned
+        }
 
 
 def combinations(n_axes: int, fraction: float) -> list[tuple[bool, ...]]:
@@ -315,17 +318,19 @@ class Depth:
         check_levels("blocks", self.blocks, str)
         check_levels("depths", self.depths, int)
         check_levels("warmups", self.warmups, float)
-        arms = []
+        arms: tuple[Arm, ...] = ()
         for depth, warmup in product(self.depths, self.warmups):
-            names = {block: f"{block}-{depth}-warmup={warmup:g}" for block in self.blocks}
-            for block, name in names.items():
-                own = f"arch={self.base}", f"block={block}", f"model.n_layers={depth}", f"schedule.warmup={warmup}"
-                axes = {"block": block, "n_layers": str(depth), "warmup": f"{warmup:g}"}
-                first = names[self.blocks[0]]
-                previous = None if name == first else first
-                arms.append(Arm(name, axes, previous=previous, overrides=own, reference=first))
+            own = f"model.n_layers={depth}", f"schedule.warmup={warmup}"
+            alike = {
+                f"{block}-{depth}-warmup={warmup:g}": (
+                    {"block": block, "n_layers": str(depth), "warmup": f"{warmup:g}"},
+                    (f"arch={self.base}", f"block={block}", *own),
+                )
+                for block in self.blocks
+            }
+            arms += against_first(alike, is_step=True)
         note = "Arms are matched within one depth: deeper ones have more parameters."
-        return Variants(tuple(arms), (note,), f"{conjoin(self.blocks)} at {conjoin([*map(str, self.depths)])} layers")
+        return Variants(arms, (note,), f"{conjoin(self.blocks)} at {conjoin([*map(str, self.depths)])} layers")
 
 
 @dataclass(frozen=True)

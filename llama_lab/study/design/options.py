@@ -1,6 +1,5 @@
 """A design whose arms are options of any one setting, or all combinations of the options of several."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -15,7 +14,7 @@ from llama_lab.config.schema import CHANGEABLE, belongs, flatten, groups
 from llama_lab.util.errors import ConfigError, suggestion
 from llama_lab.util.formatting import conjoin
 
-from .designs import Composer, Variants, against_first, compose_recipe
+from .designs import Composer, Variants, against_first, compose_recipe, label
 
 # What cannot be an axis, and why.
 REFUSED = {
@@ -116,13 +115,3 @@ def check_options(axis: str, options: Sequence[Any], configs: Composer) -> None:
         if known and option not in known:
             guess = suggestion(str(option), known)
             raise ConfigError(f"study.options: {axis} has no option {option}{guess}; choose among {', '.join(known)}")
-
-
-def label(axis: str, option: Any, axes: dict[str, list[Any]]) -> str:
-    """The option as part of an arm's name, with the last part of its axis where it would be ambiguous."""
-    text = re.sub(r"[^\w.+-]+", "_", shown(option)).strip("_")
-    last = axis.rpartition(".")[2]
-    key = axis if sum(name.rpartition(".")[2] == last for name in axes) > 1 else last
-    is_clear = axis in groups() and axis not in ("embedding", "init") and text != "none"
-    shared = sum(option in options for options in axes.values()) > 1
-    return text if is_clear and not shared else f"{key}={text}"

@@ -1,7 +1,7 @@
 """The design of scaling studies: options of one group over sizes and budgets."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -14,7 +14,7 @@ from llama_lab.runs.study import Arm
 from llama_lab.util.errors import ConfigError, suggestion
 from llama_lab.util.formatting import conjoin
 
-from .designs import Composer, Variants, check_levels, compose_recipe
+from .designs import Composer, Variants, against_first, check_levels, compose_recipe
 
 AXES = ("arch", *COMPONENTS, "optim", "schedule")
 CONTEXT = "model.max_seq_len"
@@ -47,7 +47,8 @@ class Scaling:
         context = min(cfg.model.max_seq_len for cfg in first.values())
         is_cut = any(cfg.model.max_seq_len != context for cfg in first.values())
         cut = (f"{CONTEXT}={context}",) if is_cut else ()
-        arms = []
+        arms: list[Arm] = []
+        middle = sorted(self.budgets)[(len(self.budgets) - 1) // 2]
         for size, budget in product(self.sizes, self.budgets):
             tokens = round(budget * parameters(first[size]))
             if tokens < (step := first[size].train.batch_size * context):
@@ -55,28 +56,22 @@ class Scaling:
                     f"study.budgets: {budget:g} tokens per parameter are {tokens} tokens at size={size}, and a step "
                     f"takes {step}; give more, or a smaller train.batch_size"
                 )
-            for option in self.options:
-                name = self._name(option, size, budget)
-                reference = self._name(self.options[0], size, budget)
-                overrides = (*shared, f"{self.axis}={option}", f"size={size}", f"train.tokens={tokens}", *cut)
-                arms.append(
-                    Arm(
-                        name,
-                        {self.axis: option, "size": size, "tokens_per_parameter": f"{budget:g}"},
-                        previous=None if name == reference else reference,
-                        overrides=overrides,
-                        reference=reference,
-                        tuned_by=self._name(option, size, sorted(self.budgets)[(len(self.budgets) - 1) // 2]),
-                    )
+            own = f"size={size}", f"train.tokens={tokens}", *cut
+            alike = {
+                f"{option}-{size}-{budget:g}": (
+                    {self.axis: option, "size": size, "tokens_per_parameter": f"{budget:g}"},
+                    (*shared, f"{self.axis}={option}", *own),
                 )
+                for option in self.options
+            }
+            tuners = [f"{option}-{size}-{middle:g}" for option in self.options]
+            for arm, tuner in zip(against_first(alike, is_step=True), tuners, strict=True):
+                arms.append(replace(arm, tuned_by=tuner))
         notes = ["Arms are matched within one size, and have equal tokens at one size and budget."]
         if is_cut:
             notes.append(f"All sizes have the shortest of their contexts, {context} tokens.")
         title = f"{conjoin(self.options)} over {len(self.sizes)} sizes and {len(self.budgets)} budgets"
         return Variants(tuple(arms), tuple(notes), title)
-
-    def _name(self, option: str, size: str, budget: float) -> str:
-        return f"{option}-{size}-{budget:g}"
 
     def _check(self, configs: Composer) -> None:
         """Raise ConfigError for settings that make no scaling study."""
@@ -89,12 +84,9 @@ class Scaling:
             if self.axis == "arch":
                 raise ConfigError(f"study.base={self.base}: study.axis=arch has a recipe for each option; leave it out")
             compose_recipe(self.base, "base", configs)
-        check_levels("options", self.options, str)
-        check_levels("sizes", self.sizes, str)
+        check_levels("options", self.options, str, least=2)
+        check_levels("sizes", self.sizes, str, least=2)
         check_levels("budgets", self.budgets, float)
-        for key, least in (("options", self.options), ("sizes", self.sizes)):
-            if len(least) < 2:
-                raise ConfigError(f"study.{key}=[{least[0]}]: compares nothing; give two or more")
         for budget in self.budgets:
             if not 0 < budget < 1e6:
                 raise ConfigError(f"study.budgets: {budget:g} tokens per parameter; must be positive, such as 20")

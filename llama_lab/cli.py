@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -98,22 +98,18 @@ def hydra_command(job: Callable[[DictConfig], object], config: str, on_interrupt
     os.environ.setdefault("LLAMA_LAB_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra raises errors instead of printing them
     try:
-        sys.argv[1:] = to_hydra(sys.argv[1:])
-        asked: list[str] = []
-        if {*HELP} & {*sys.argv[1:]}:
-            asked, sys.argv[1:] = read_help(sys.argv[1:])
-        if asked:
+        with user_errors(config), report_disk_errors("the working directory or a folder of the command"):
+            sys.argv[1:] = to_hydra(sys.argv[1:])
+            asked: list[str] = []
+            if {*HELP} & {*sys.argv[1:]}:
+                asked, sys.argv[1:] = read_help(sys.argv[1:])
+            if asked:
 
-            def job(cfg: DictConfig) -> None:
-                with user_errors():
-                    explain(cfg, config, asked)
+                def job(cfg: DictConfig) -> None:
+                    with user_errors():
+                        explain(cfg, config, asked)
 
-        with report_component_errors(), report_disk_errors("the working directory or a folder of the command"):
             hydra.main(str(CONF_DIR), config, version_base="1.3")(job)()
-    except USER_ERRORS as error:
-        if wants_traceback():
-            raise
-        exit_with(error, config)
     except RunFailedError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(FAILED)
@@ -130,15 +126,15 @@ def hydra_command(job: Callable[[DictConfig], object], config: str, on_interrupt
 
 
 @contextmanager
-def user_errors() -> Iterator[None]:
-    """Print a user error in one line, and exit."""
+def user_errors(config: str = "config") -> Iterator[None]:
+    """Print a user error in one line, and exit. config: the name of the config being composed."""
     try:
         with report_component_errors():
             yield
     except USER_ERRORS as error:
         if wants_traceback():
             raise
-        exit_with(error)
+        exit_with(error, config)
 
 
 def wants_traceback() -> bool:
@@ -208,14 +204,11 @@ def convert_command() -> None:
     exporting.add_argument("--trust", type=names, default=(), metavar="PACKAGE,PACKAGE", help=trusting)
     averaged = "ema: the average that a run with train.ema keeps"
     exporting.add_argument("--weights", default="last", choices=("last", "ema"), help=averaged)
-    dtypes: dict[str, Any] = {
-        "choices": ("float32", "bfloat16", "float16"),
-        "help": "of the weights (default: as they are)",
-    }
+    dtypes = ("float32", "bfloat16", "float16")
     largest = "largest file of weights, such as 5GB (default: one file for all)"
     for direction in (importing, exporting):
         direction.add_argument("dest", type=Path, metavar="DEST", help="folder to write")
-        direction.add_argument("--dtype", **dtypes)
+        direction.add_argument("--dtype", choices=dtypes, help="of the weights (default: as they are)")
         direction.add_argument("--max-shard-size", metavar="SIZE", help=largest)
     args = parser.parse_args()
     import torch  # takes seconds to import
@@ -373,9 +366,8 @@ def evaluate_or_write(cfg: DictConfig) -> None:
     if job.mode == RunMode.MULTIRUN:
         raise ConfigError("--multirun: there is nothing to sweep here; name several runs by a pattern, run='runs/*'")
     check_single(job.runtime.choices)
-    for override in job.overrides.task:
-        if override.startswith("~"):
-            raise ConfigError(f"{override}: takes a setting away; leave this out, and it has its default")
+    if removed := [override for override in job.overrides.task if override.startswith("~")]:
+        raise ConfigError(f"{removed[0]}: takes a setting away; leave this out, and it has its default")
     check_complete(cfg)
     check_kinds(cfg, default_settings({"data": job.runtime.choices["data"]}, "eval"))
     from llama_lab.evaluation.evaluate import check_settings, prompts_of, write  # they take seconds to import

@@ -1,6 +1,5 @@
 """The launchers that Hydra discovers by namespace: a queue over this machine's GPUs, Slurm, or a Ray cluster."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -9,6 +8,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
+from hydra.utils import get_class
 from omegaconf import DictConfig
 
 from llama_lab.launching.settings import LocalSettings, RaySettings, SlurmSettings
@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from llama_lab.launching.engine import Engine
     from llama_lab.training.run import Run
 
-# Engines are imported where they are built: it takes seconds, and Hydra loads plugins at every start.
-
 
 class QueueLauncher(Launcher):
     """Runs every job of a sweep or study in processes of its own, through an engine."""
 
+    SETTINGS: type
+    ENGINE: str  # its class, imported as it is built: that takes seconds, and Hydra loads plugins at every start
+
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
+        self.options: dict[str, Any] = {}  # further arguments of the engine
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Store what the jobs need. They run the command itself, not `task_function`."""
@@ -33,9 +35,11 @@ class QueueLauncher(Launcher):
         self.config = config
 
     @cached_property
-    @abstractmethod
     def engine(self) -> "Engine":
         """What runs the jobs. Raises ConfigError for a bad setting, or a device or program that is missing."""
+        settings, kind = self.SETTINGS(**self.settings), get_class(f"llama_lab.launching.{self.ENGINE}")
+        engine: Engine = kind(settings, self.config, **self.options)
+        return engine
 
     @property
     def site(self) -> "Site":
@@ -58,30 +62,18 @@ class QueueLauncher(Launcher):
 class LocalGPUs(QueueLauncher):
     """Starts as many runs at a time as this machine has slots."""
 
-    threads: int | None = None
-
-    @cached_property
-    def engine(self) -> "Engine":
-        """Slots of this machine."""
-        from llama_lab.launching.local_engine import LocalEngine
-
-        return LocalEngine(LocalSettings(**self.settings), self.config.trainer.accelerator, self.threads)
+    SETTINGS, ENGINE = LocalSettings, "local_engine.LocalEngine"
 
     def share_cores(self, threads: int) -> None:
         """Give each run so many threads of a CPU from now on, unless the user has set the number of slots."""
-        self.threads = threads
+        self.options = {"threads": threads}
         self.__dict__.pop("engine", None)  # a study has asked it for its site
 
 
 class Slurm(QueueLauncher):
     """Submits every run as a job of a Slurm cluster."""
 
-    @cached_property
-    def engine(self) -> "Engine":
-        """The Slurm cluster."""
-        from llama_lab.launching.slurm_engine import SlurmEngine
-
-        return SlurmEngine(SlurmSettings(**self.settings), prints="study" in self.config and self.config.study.dry_run)
+    SETTINGS, ENGINE = SlurmSettings, "slurm_engine.SlurmEngine"
 
     def print_scripts(self, runs: "Sequence[Run]") -> None:
         """Print the batch scripts that would train the runs, for `study.dry_run`."""
@@ -95,18 +87,9 @@ class Slurm(QueueLauncher):
 class Ray(QueueLauncher):
     """Starts as many runs at a time as Ray has room for, on this machine or on a cluster."""
 
-    @cached_property
-    def engine(self) -> "Engine":
-        """The Ray cluster."""
-        from llama_lab.launching.ray_engine import RayEngine
-
-        return RayEngine(RaySettings(**self.settings), self.config.trainer.accelerator)
+    SETTINGS, ENGINE = RaySettings, "ray_engine.RayEngine"
 
 
-for name, launcher, settings in (
-    ("local_gpus", LocalGPUs, LocalSettings()),
-    ("slurm", Slurm, SlurmSettings()),
-    ("ray", Ray, RaySettings()),
-):
-    node = {"_target_": f"{__name__}.{launcher.__name__}", **vars(settings)}
+for name, launcher in (("local_gpus", LocalGPUs), ("slurm", Slurm), ("ray", Ray)):
+    node = {"_target_": f"{__name__}.{launcher.__name__}", **vars(launcher.SETTINGS())}
     ConfigStore.instance().store(group="hydra/launcher", name=name, node=node, provider="llama_lab")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from omegaconf import DictConfig
 
 from llama_lab.devices.hardware import choose_accelerator, usable_cores
 from llama_lab.devices.site import Site
@@ -84,11 +85,11 @@ def slot_environment(slot: Slot, processes: int, environ: Mapping[str, str]) -> 
 
 
 class LocalEngine(Engine):
-    """Slots of this machine. wanted: the accelerator in the command's config. threads: see `make_slots`."""
+    """Slots of this machine. config: of the command. threads: see `make_slots`."""
 
-    def __init__(self, settings: LocalSettings, wanted: str, threads: int | None = None) -> None:
+    def __init__(self, settings: LocalSettings, config: DictConfig, threads: int | None = None) -> None:
         check_alone("local_gpus")
-        accelerator = choose_accelerator(wanted)
+        accelerator = choose_accelerator(config.trainer.accelerator)
         gpus = visible_gpus(os.environ, torch.cuda.device_count())
         self._slots = make_slots(settings, accelerator, gpus, usable_cores(), threads)
         self._processes: dict[Job, RunProcess] = {}

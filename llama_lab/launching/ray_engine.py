@@ -5,14 +5,15 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from omegaconf import DictConfig
 
 from llama_lab.devices.hardware import choose_accelerator, usable_cores
 from llama_lab.devices.site import Site
@@ -28,44 +29,6 @@ LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # 0 binds Ray to the loopback in
 CONNECT_SECONDS = 5.0
 STORE_BYTES = 100 * 2**20  # for objects that tasks share; ours are some kilobytes
 QUIET: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-
-
-class Node(NamedTuple):
-    """The resources of a node, in use or not."""
-
-    cpus: float
-    gpus: float
-
-
-@contextmanager
-def connection(address: str | None, gpus: int) -> Iterator[list[Node]]:
-    """Join the Ray cluster at `address`, or start one that only this machine can reach, until the context ends.
-
-    Returns the nodes that are alive. gpus: of this machine. Raises ConfigError if the cluster does not answer.
-    """
-    handler = signal.getsignal(signal.SIGTERM)  # it stops our runs in order, and `ray.init` replaces it
-    with ExitStack() as resources:
-        if address is None:
-            os.environ[LOOPBACK] = "0"  # read as Ray is imported
-        import ray
-
-        if address is None:
-            files = TemporaryDirectory(prefix="llama-lab-ray-", dir="/tmp", ignore_cleanup_errors=True)
-            ray.init(
-                "local",
-                num_cpus=usable_cores(),
-                num_gpus=gpus,
-                object_store_memory=STORE_BYTES,
-                include_dashboard=False,
-                _temp_dir=resources.enter_context(files),  # below /tmp, since the path of a socket must be short
-                **QUIET,
-            )
-        else:
-            join(address)
-        resources.callback(ray.shutdown)  # stops our tasks, and a cluster that was started here
-        signal.signal(signal.SIGTERM, handler)
-        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-        yield [Node(found.get("CPU", 0.0), found.get("GPU", 0.0)) for found in alive]
 
 
 def join(address: str) -> None:
@@ -91,24 +54,24 @@ def join(address: str) -> None:
 
 
 class RayEngine(Engine):
-    """Ray, which schedules the runs on its nodes. wanted: the accelerator in the command's config.
+    """Ray, which schedules the runs on its nodes. config: of the command.
 
     Ray is started or joined for the first run; earlier only if it takes the cluster to know whether there are GPUs.
     Raises ConfigError for an accelerator that Ray does not have.
     """
 
-    def __init__(self, settings: RaySettings, wanted: str) -> None:
+    def __init__(self, settings: RaySettings, config: DictConfig) -> None:
         check_alone("ray")
         if importlib.util.find_spec("ray") is None:
             raise ConfigError("hydra/launcher=ray: needs Ray; pip install 'llama-lab[ray]'")
         self._settings = settings
-        self._connection = ExitStack()
+        self._cluster = ExitStack()
         self._tasks: dict[Job, Any] = {}  # Ray's own, which it starts again if their Ray worker or node dies
         self._cancelled: set[Job] = set()
-        elsewhere = settings.address is not None
+        elsewhere, wanted = settings.address is not None, config.trainer.accelerator
         accelerator = wanted if elsewhere else choose_accelerator(wanted)
         if accelerator == "auto":
-            accelerator = "gpu" if any(node.gpus for node in self._nodes) else "cpu"
+            accelerator = "gpu" if any(gpus for _, gpus in self._nodes) else "cpu"
         if accelerator not in ("gpu", "cpu"):
             raise ConfigError(
                 f"trainer.accelerator={accelerator}: Ray has CUDA GPUs and the CPU; choose trainer=cpu, or leave "
@@ -125,20 +88,42 @@ class RayEngine(Engine):
         }
 
     @cached_property
-    def _nodes(self) -> list[Node]:
-        """The nodes of the cluster, which is started or joined as they are first asked for."""
-        return self._connection.enter_context(connection(self._settings.address, torch.cuda.device_count()))
+    def _nodes(self) -> list[tuple[float, float]]:
+        """(CPUs, GPUs) of each node that is alive, in use or not; the cluster is started or joined as this is asked.
+
+        One that is started can be reached by this machine only. Raises ConfigError if a cluster does not answer.
+        """
+        handler = signal.getsignal(signal.SIGTERM)  # it stops our runs in order, and `ray.init` replaces it
+        if self._settings.address is None:
+            os.environ[LOOPBACK] = "0"  # read as Ray is imported
+        import ray
+
+        if self._settings.address is None:
+            files = TemporaryDirectory(prefix="llama-lab-ray-", dir="/tmp", ignore_cleanup_errors=True)
+            ray.init(
+                "local",
+                num_cpus=usable_cores(),
+                num_gpus=torch.cuda.device_count(),
+                object_store_memory=STORE_BYTES,
+                include_dashboard=False,
+                _temp_dir=self._cluster.enter_context(files),  # below /tmp, since the path of a socket must be short
+                **QUIET,
+            )
+        else:
+            join(self._settings.address)
+        self._cluster.callback(ray.shutdown)  # stops our tasks, and a cluster that was started here
+        signal.signal(signal.SIGTERM, handler)
+        alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+        return [(found.get("CPU", 0.0), found.get("GPU", 0.0)) for found in alive]
 
     def open(self) -> str:
         """Start or join the cluster; return its size. Raises ConfigError unless a run fits on some idle node."""
-        nodes, settings = self._nodes, self._settings
-        most = max(node.gpus for node in nodes)
-        if self._options["num_gpus"] > most:
+        nodes, settings, gpus = self._nodes, self._settings, self._options["num_gpus"]
+        if gpus > (most := max(gpus for _, gpus in nodes)):
             raise setting_error("gpus_per_run", settings.gpus_per_run, f"no node of the cluster has over {most:g} GPUs")
-        most = max(node.cpus for node in nodes if node.gpus >= self._options["num_gpus"])
-        if settings.cpus_per_run > most:
+        if settings.cpus_per_run > (most := max(cpus for cpus, has in nodes if has >= gpus)):
             raise setting_error("cpus_per_run", settings.cpus_per_run, f"no node that could has over {most:g} CPUs")
-        cpus, gpus = sum(node.cpus for node in nodes), sum(node.gpus for node in nodes)
+        cpus, gpus = (sum(amounts) for amounts in zip(*nodes, strict=True))
         where = "Ray on this machine" if settings.address is None else f"Ray at {settings.address}"
         machines = "" if len(nodes) == 1 else f"{len(nodes)} nodes, "
         return f"{where}: {machines}{cpus:g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
@@ -189,4 +174,4 @@ class RayEngine(Engine):
     def close(self, running: Sequence[Job]) -> None:
         """Kill the runs: none outlives its launcher."""
         self.stop(running, force=True)
-        self._connection.close()
+        self._cluster.close()

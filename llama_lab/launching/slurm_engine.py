@@ -14,6 +14,8 @@ from itertools import groupby
 from pathlib import Path
 from tempfile import mkdtemp
 
+from omegaconf import DictConfig, OmegaConf
+
 from llama_lab.config.schema import CHANGEABLE
 from llama_lab.config.trust import stored_settings
 from llama_lab.devices.site import Site
@@ -33,12 +35,13 @@ PASSING = {"", "None", "Priority", "Resources", "BeginTime", "JobArrayTaskLimit"
 
 
 class SlurmEngine(Engine):
-    """A Slurm cluster, on a machine where jobs can be submitted. prints: whether scripts are only to be printed.
+    """A Slurm cluster, on a machine where jobs can be submitted. config: of the command.
 
-    Raises ConfigError without Slurm's commands, unless it `prints`.
+    Raises ConfigError without Slurm's commands, unless scripts are only to be printed.
     """
 
-    def __init__(self, settings: SlurmSettings, prints: bool = False) -> None:
+    def __init__(self, settings: SlurmSettings, config: DictConfig) -> None:
+        prints = bool(OmegaConf.select(config, "study.dry_run"))
         missing = [name for name in ("sbatch", "squeue", "sinfo") if shutil.which(name) is None]
         if missing and not prints:
             raise ConfigError(

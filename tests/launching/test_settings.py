@@ -4,10 +4,11 @@ from importlib.util import find_spec
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from llama_lab.devices.site import Site
 from llama_lab.launching.local_engine import make_slots
-from llama_lab.launching.ray_engine import Node, RayEngine
+from llama_lab.launching.ray_engine import RayEngine
 from llama_lab.launching.settings import LocalSettings, RaySettings, SlurmSettings, seconds_of
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config
@@ -96,9 +97,10 @@ def test_hardware_that_a_launcher_cannot_give_a_run_is_refused(site: Site, overr
 def test_what_no_node_of_a_ray_cluster_could_run_is_refused(
     values: dict[str, Any], wanted: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RayEngine, "_nodes", [Node(2, 2)])
+    monkeypatch.setattr(RayEngine, "_nodes", [(2, 2)])
+    config = OmegaConf.create({"trainer": {"accelerator": wanted}})
     with pytest.raises(ConfigError) as error:
-        RayEngine(RaySettings(address="head:1", **values), wanted).open()
+        RayEngine(RaySettings(address="head:1", **values), config).open()
     assert str(error.value).startswith(f"hydra.launcher.{message}")
 
 

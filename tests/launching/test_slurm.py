@@ -16,6 +16,7 @@ from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
+from omegaconf import OmegaConf
 
 from llama_lab.devices.hardware import Hardware
 from llama_lab.launching import slurm_cluster, slurm_engine, slurm_script
@@ -30,6 +31,7 @@ from tests.search.searches import PRUNING, pruned
 from tests.training.tiny import identical, repeatable, rows, trained_state
 
 ON_SLURM = ("hydra/launcher=slurm", "hydra.launcher.setup=['export GLOO_SOCKET_IFNAME=lo']")
+PRINTS = OmegaConf.create({"study": {"dry_run": True}})
 RUN = ("train.tokens=60000", "train.checkpoint_every=50", "arm=a")
 
 
@@ -233,7 +235,7 @@ def test_a_run_has_ended_with_its_exit_file_or_a_while_after_its_job(
     """The batch script writes the file after srun has brought the last lines of output."""
     monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 10.0)
     info = JobInfo("7_0", "RUNNING", "node1", "", time.time(), None, tmp_path)
-    engine = slurm_engine.SlurmEngine(SlurmSettings(), prints=True)
+    engine = slurm_engine.SlurmEngine(SlurmSettings(), PRINTS)
     engine._watch = cast(Any, SimpleNamespace(jobs=lambda: {"7_0": info}, exists=Path.exists))
     job = Mock()  # of a run that is at work
     engine._infos[job] = info
@@ -537,7 +539,7 @@ def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_reported_once(
 def test_uncommitted_changes_are_reported_before_jobs_wait_with_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    engine = slurm_engine.SlurmEngine(SlurmSettings(), prints=True)
+    engine = slurm_engine.SlurmEngine(SlurmSettings(), PRINTS)
     monkeypatch.setattr(slurm_engine.environment, "git_state", lambda folder: Git("c", dirty=True))
     engine._warn_if_dirty()
     engine._warn_if_dirty()

@@ -371,17 +371,24 @@ def evaluate_or_write(cfg: DictConfig) -> None:
     check_complete(cfg)
     check_kinds(cfg, default_settings({"data": job.runtime.choices["data"]}, "eval"))
     from llama_lab.evaluation.evaluate import check_settings, prompts_of, write  # they take seconds to import
+    from llama_lab.runs.study import FILE as STUDY
     from llama_lab.study.evaluate_all import evaluate_all, found_runs, opened
 
     check_settings(cfg, [override_key(o) for o in job.overrides.task])
-    if not prompts_of(cfg):
-        if not evaluate_all(cfg.run, cfg):
-            sys.exit(FAILED)
-        return
     runs = found_runs(cfg.run)
-    if len(runs) > 1:
-        raise ConfigError(f"run={cfg.run}: names {len(runs)} runs, and prompts are for one; name it")
-    write(runs[0], cfg, opened(runs[0], cfg))
+    if prompts_of(cfg):
+        if len(runs) > 1:
+            raise ConfigError(f"run={cfg.run}: names {len(runs)} runs, and prompts are for one; name it")
+        write(runs[0], cfg, opened(runs[0], cfg))
+        return
+    failed = evaluate_all(runs, cfg)
+    if (Path(cfg.run) / STUDY).exists():
+        from llama_lab.report.write import write_report  # SciPy and Plotly take a second to import
+
+        write_report(Path(cfg.run), Trust.of_command(tuple(cfg.trust)))
+    if failed:
+        sys.stderr.write(f"{failed} of {len(runs)} runs could not be evaluated, see above\n")
+        sys.exit(FAILED)
 
 
 MODES: dict[str, Callable[[DictConfig, Choices], float | None]] = {

@@ -75,7 +75,11 @@ class Job:
                 return status.status, status.message, None
             shown = "" if folder.final_loss is None else f"val loss {folder.final_loss:.4f}, "
             return "done", f"{shown}in {duration(self.seconds)}", None
-        reason = self._error()
+        # The error that the run printed: the program's own line, or the exception of the last traceback.
+        text = "\n".join(line for line in self.last_lines(TAIL_BYTES) if line.strip()) or "it printed nothing"
+        own = re.findall(r"^error: (.*)", text, re.MULTILINE)
+        raised = re.findall(r"^Traceback .*\n(?: .*\n)*(.*)", text, re.MULTILINE)
+        reason = str((own or raised or text.splitlines())[-1])
         if exit_status == USER_ERROR:
             return "failed", reason, ConfigError(reason)
         if exit_status != FAILED:
@@ -95,24 +99,14 @@ class Job:
             if folder.status and folder.status.status == "running":
                 folder.write_status(status, message)
 
-    def _error(self) -> str:
-        """The error that the run printed: the program's own line, or the exception of the last traceback."""
-        text = "\n".join(line for line in self._tail() if line.strip()) or "it printed nothing"
-        own = re.findall(r"^error: (.*)", text, re.MULTILINE)
-        raised = re.findall(r"^Traceback .*\n(?: .*\n)*(.*)", text, re.MULTILINE)
-        return str((own or raised or text.splitlines())[-1])
-
-    def last_lines(self) -> list[str]:
-        """The last lines that the run printed."""
-        return self._tail()[-LAST_LINES:]
-
-    def _tail(self) -> list[str]:
+    def last_lines(self, most: int = LAST_LINES) -> list[str]:
+        """The last lines that the run printed, as far as they fit into TAIL_BYTES."""
         file = self.folder / OUTPUT
         if not file.exists():
             return []
         with file.open("rb") as output:
             output.seek(max(self._output_start, file.stat().st_size - TAIL_BYTES))
-            return output.read().decode(errors="replace").splitlines()
+            return output.read().decode(errors="replace").splitlines()[-most:]
 
 
 class Engine(ABC):

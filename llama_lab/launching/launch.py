@@ -60,7 +60,7 @@ class Queue:
         self._worked = 0.0  # seconds of all runs
 
     def work(self) -> list[JobReturn]:
-        """Launch all runs; what Hydra is to know of each, in order, failures included.
+        """Launch all runs; what Hydra is to know of each, in order, failures included. Prints totals and utilisation.
 
         Raises ConfigError for what the engine cannot do, and KeyboardInterrupt if the user stops the command, after the
         runs have saved.
@@ -80,7 +80,11 @@ class Queue:
                         time.sleep(POLL_SECONDS)
             finally:
                 self._engine.close(self._running)
-        self._report_totals(time.monotonic() - start)
+        if self._worked:
+            ended = ", ".join(f"{count} {status}" for status, count in self._ended.items())
+            seconds, slots = time.monotonic() - start, self._engine.max_parallel
+            share = "" if slots is None else f"; its slots were at work {self._worked / slots / seconds:.1%} of that"
+            self._display.print_line(f"{ended}, in {duration(seconds)}{share}")
         return [self._returns[index] for index in range(count)]
 
     def _stop(self) -> NoReturn:
@@ -161,15 +165,6 @@ class Queue:
         slots = self._engine.max_parallel or max(1, len(rows))
         left = queue_seconds_left(self._durations, times, waiting, slots)
         self._display.show(rows, {**self._ended, "running": len(rows), "waiting": waiting}, left)
-
-    def _report_totals(self, seconds: float) -> None:
-        """Print how many runs ended how, in what time, and the utilisation of slots."""
-        if not self._worked:
-            return
-        counted = ", ".join(f"{count} {status}" for status, count in self._ended.items())
-        slots = self._engine.max_parallel
-        share = "" if slots is None else f"; its slots were at work {self._worked / slots / seconds:.1%} of that"
-        self._display.print_line(f"{counted}, in {duration(seconds)}{share}")
 
 
 def composed_run(loader: ConfigLoader, config: DictConfig, overrides: list[str], site: Site | None) -> Run:

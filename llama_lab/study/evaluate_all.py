@@ -1,4 +1,4 @@
-"""`python eval.py run=...`: evaluates one or several runs, or a study, and then rewrites the study's report."""
+"""`python eval.py run=...`: evaluates one or several runs, or those of a study."""
 
 import glob
 import sys
@@ -16,7 +16,6 @@ from llama_lab.evaluation.plot import plot_evaluation
 from llama_lab.evaluation.printing import print_evaluation
 from llama_lab.hf.loading import as_run, load
 from llama_lab.hf.tensors import has_weights
-from llama_lab.report.write import write_report
 from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.folder import is_run
 from llama_lab.runs.record import finished, read_record
@@ -25,12 +24,11 @@ from llama_lab.util.display import plain_table
 from llama_lab.util.errors import ConfigError
 
 
-def evaluate_all(wanted: str, settings: DictConfig) -> bool:
-    """Evaluate all runs that `wanted` names, and write the report if it is a study; False if a run failed.
+def evaluate_all(runs: Sequence[Path], settings: DictConfig) -> int:
+    """Evaluate runs; how many failed.
 
     The error of a run is printed, and the others are evaluated. Raises ConfigError if it is the only run.
     """
-    runs = found_runs(wanted)
     beside = [] if settings.beside is None else found_runs(settings.beside, "beside")
     failed = 0
     for number, run in enumerate(runs, 1):
@@ -49,11 +47,7 @@ def evaluate_all(wanted: str, settings: DictConfig) -> bool:
         print_evaluation(found, run)
         if imported and beside:
             print_beside(found, imported, beside)
-    if (Path(wanted) / FILE).exists():
-        write_report(Path(wanted), Trust.of_command(tuple(settings.trust)))
-    if failed:
-        print(f"{failed} of {len(runs)} runs could not be evaluated, see above", file=sys.stderr)
-    return not failed
+    return failed
 
 
 def opened(path: Path, settings: DictConfig) -> TrainedRun | None:

@@ -47,7 +47,7 @@ def study_job(cfg: DictConfig) -> None:
         if not isinstance(error, ConfigError):
             traceback.print_exc()  # Hydra does not print it
         if is_first:
-            progress.run_failed(run, error)
+            progress.print(f"{run.title}: failed, {type(error).__name__}: {error}")
         raise
     if is_first:
         progress.run_ended(run, outcome)
@@ -63,25 +63,21 @@ class StudyProgress:
         self._study = study
         self._folder = folder
         self._arms = {member.folder: arm for arm in study.arms for member in arm.members}
-        self._print = Console(highlight=False, soft_wrap=True, markup=False).print
+        self.print = Console(highlight=False, soft_wrap=True, markup=False).print
 
     def run_started(self, run: Run) -> None:
         """Print the start of a run."""
         left = [folder for folder in self._arms if self._status(folder) not in ("done", "diverged", "failed")]
         place = len(self._arms) - len(left) + 1
-        self._print(Rule(f"run {place} of {len(self._arms)}: {run.title}{self._time_left(left)}"))
+        self.print(Rule(f"run {place} of {len(self._arms)}: {run.title}{self._time_left(left)}"))
 
     def run_ended(self, run: Run, outcome: Outcome) -> None:
         """Print how a run ended: its loss, the step from the arm before it, and the losses of all arms at its seed."""
         if outcome != "done":
-            self._print(f"{run.title}: {outcome}, {Status.load(run.folder.path).message}")
+            self.print(f"{run.title}: {outcome}, {Status.load(run.folder.path).message}")
             return
-        self._print(f"{run.title}: val loss {self._loss(run.title):.4f}{self._step(run.title)}")
-        self._print(f"seed {run.cfg.seed} so far: {self._so_far(run.cfg.seed)}")
-
-    def run_failed(self, run: Run, error: BaseException) -> None:
-        """Print the error of a run that crashed."""
-        self._print(f"{run.title}: failed, {type(error).__name__}: {error}")
+        self.print(f"{run.title}: val loss {self._loss(run.title):.4f}{self._step(run.title)}")
+        self.print(f"seed {run.cfg.seed} so far: {self._so_far(run.cfg.seed)}")
 
     def _so_far(self, seed: int) -> str:
         """The loss of every arm that has one at this seed, the best of several learning rates."""

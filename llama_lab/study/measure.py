@@ -8,12 +8,14 @@ import gc
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import LambdaCallback
 from omegaconf import OmegaConf
 
 from llama_lab.config.components import build_model
@@ -27,7 +29,7 @@ from llama_lab.evaluation.evaluate import place
 from llama_lab.evaluation.speed import NEW_TOKENS, alternating, decoding, reading, time_in_turn
 from llama_lab.runs.folder import RESOLVED, RunFolder
 from llama_lab.runs.study import FILE as STUDY
-from llama_lab.runs.study import Arm, ArmSpeed, Study, StudySpeed
+from llama_lab.runs.study import ArmSpeed, Study, StudySpeed
 from llama_lab.training.assemble import build_module
 from llama_lab.training.compiling import check_compiler
 from llama_lab.training.monitor import SLOW_STEPS
@@ -50,8 +52,11 @@ def measure_study(job: Run) -> None:
     folder = job.folder.path
     if not (folder / STUDY).exists():
         raise ConfigError(f"measure={folder}: holds no study; name the folder of one, such as runs/ladder")
-    found = {arm.name: finished_run(arm, folder) for arm in Study.load(folder).arms}
-    jobs = {name: job_of(run, job) for name, run in found.items() if run is not None}
+    jobs = {}
+    for arm in Study.load(folder).arms:
+        judged = [folder / member.folder for member in arm.judged]
+        if done := [run for run in judged if (now := RunFolder(run).status) and now.status == "done"]:
+            jobs[arm.name] = job_of(done[0], job)
     if not jobs:
         raise ConfigError(f"measure={folder}: none of its arms has a finished run; train it first")
     with open_display(steps=1, rank=current_rank()) as display:
@@ -66,12 +71,6 @@ def measure_study(job: Run) -> None:
         StudySpeed(here.device_name, here.world_size, here.precision, threads, torch.__version__, arms).save(folder)
 
 
-def finished_run(arm: Arm, folder: Path) -> Path | None:
-    """The first of an arm's judged runs that is done; None if there is none."""
-    runs = (folder / member.folder for member in arm.judged)
-    return next((run for run in runs if (now := RunFolder(run).status) and now.status == "done"), None)
-
-
 def job_of(run: Path, job: Run) -> Run:
     """The run in a folder as a job on the hardware of `job`, compiled as the run was unless `job` says otherwise.
 
@@ -84,9 +83,9 @@ def job_of(run: Path, job: Run) -> Run:
     if compiled:
         check_compiler(job.hardware)
     cfg.trainer = job.cfg.trainer.copy()
+    cfg.trainer.compile = compiled
     if not is_probe(cfg):
         cfg.data.cache_dir = job.cfg.data.cache_dir
-    cfg.trainer.compile = compiled
     micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, job.hardware.world_size)  # its checks
     return replace(job, cfg=cfg, steps=SLOW_STEPS + STEPS)
 
@@ -127,31 +126,15 @@ def training_speed(job: Run, dataset: Dataset) -> float:
     module = build_module(job, model, dataset.bytes_per_token)
     seq_len, train = cfg.model.max_seq_len, cfg.train
     data = TokenDataModule(dataset, seq_len, train.batch_size, train.micro_batch_size, cfg.data.seed)
-    times = StepTimes()
-    make_trainer(job, module, [times], logger=False, limit_val_batches=0).fit(module, data)
-    return job.tokens_per_step / median(times.seconds[SLOW_STEPS:])
+    ends: list[float] = []  # of the optimizer steps, until the device has done them; the first is the start of training
 
+    def note(trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
+        synchronize(module.device)
+        ends.append(time.perf_counter())
 
-class StepTimes(L.Callback):
-    """The seconds of every optimizer step, until the device has done it."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self._began = 0.0
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the clock."""
-        synchronize(pl_module.device)
-        self._began = time.perf_counter()
-
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """After an optimizer step: note what it took."""
-        synchronize(pl_module.device)
-        now = time.perf_counter()
-        self.seconds.append(now - self._began)
-        self._began = now
+    clock = LambdaCallback(on_train_start=note, on_train_batch_end=note)
+    make_trainer(job, module, [clock], logger=False, limit_val_batches=0).fit(module, data)
+    return job.tokens_per_step / median(end - start for start, end in list(pairwise(ends))[SLOW_STEPS:])
 
 
 def generation_speeds(job: Run, dataset: Dataset) -> tuple[float, float] | None:

@@ -199,13 +199,6 @@ def test_a_search_prunes_its_tasks(run_train: RunTrain, tiny: list[str], cluster
     assert "pruned, stopped by the search at step" in ran.out
 
 
-def test_jobs_with_one_folder_follow_each_other(on_ray: Sweep, cluster: str) -> None:
-    address = f"hydra.launcher.address={cluster}"
-    ran = on_ray(*ON_CPU, address, "train.prompt='sleep 1'", "seed=1", "train.log_every=1,2")
-    assert ran.code == 0
-    assert re.findall(r"a/seed=1: (begins|done)", ran.out) == ["begins", "done", "begins", "done"]
-
-
 def test_a_cluster_that_does_not_answer_is_reported_in_one_line(on_ray: Sweep) -> None:
     began = time.monotonic()
     ran = on_ray(*ON_CPU, "hydra.launcher.address=127.0.0.1:1", "seed=1")

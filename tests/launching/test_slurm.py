@@ -378,14 +378,6 @@ def test_shapes_are_arrays_of_their_own_and_every_rank_sees_its_share(sweep: Swe
 
 
 @on_slurm
-def test_jobs_with_one_folder_follow_each_other(sweep: Sweep) -> None:
-    ran = sweep(*ON_SLURM, "seed=1", "train.log_every=1,2")
-    assert ran.code == 0, ran.err
-    assert ran.out.count("submitted job") == 2
-    assert ran.out.count("a/seed=1: done") == 2
-
-
-@on_slurm
 def test_why_a_job_waits_is_reported_if_it_is_not_for_its_turn(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     report = slurm_engine.SlurmEngine._report_reasons
 

@@ -61,7 +61,7 @@ def test_rates_are_tuned_at_one_budget_of_a_size_and_few_points_are_not_fitted(
 @pytest.mark.slow
 def test_four_sizes_by_three_budgets_are_fitted(command: Command, shared: list[str], sizes: Callable[..., str]) -> None:
     mine = sizes(a=8, b=12, c=16, d=24)
-    axes = ("study.sizes=[a,b,c,d]", "study.budgets=[0.2,0.5,1]", "study.seeds=[1,2]", "study.learning_rates=null")
+    axes = ("study.sizes=[a,b,c,d]", "study.budgets=[0.2,0.5,1]", "study.seeds=[1]", "study.learning_rates=null")
     ran: Ran = command(mine, *shared, *COMMON, *QUICK, *axes)
     assert (ran.code, ran.err) == (0, "")
     folder = ran.cwd / "runs" / "scale"
@@ -72,7 +72,7 @@ def test_four_sizes_by_three_budgets_are_fitted(command: Command, shared: list[s
         ("swiglu is worth ", "What swiglu is worth in compute is unknown", "Worth in compute is unknown")
     )
     for option in result.scaling.options:
-        assert [len(point.losses) for point in option.points] == [2] * 12
+        assert [len(point.losses) for point in option.points] == [1] * 12
         for point in option.points:
             summary = json.loads(
                 (folder / f"{option.option}-{point.size}-{point.budget:g}/seed=1/summary.json").read_text()

@@ -40,8 +40,8 @@ TUNING_SEED = 1000  # added to the judged seed by default
 class StudyCommand:
     """The settings of a study. option: of the group `study`. name: of its folder. shared: overrides of all runs.
 
-    learning_rates: a grid for all arms, or by arm or option. tuning_seeds: by judged seed; empty if no learning rates
-    are searched. launcher: option of `hydra/launcher`.
+    learning_rates: grids by arm or option, or "" for that of all arms; empty if none are searched. tuning_seeds: by
+    judged seed; empty likewise. launcher: option of `hydra/launcher`.
     """
 
     option: str
@@ -49,7 +49,7 @@ class StudyCommand:
     runs_dir: str
     design: Design
     seeds: tuple[int, ...]
-    learning_rates: tuple[float, ...] | dict[str, tuple[float, ...]] | None
+    learning_rates: dict[str, tuple[float, ...]]
     tuning_seeds: dict[int, int]
     extend_rates: bool
     compare: str
@@ -60,8 +60,8 @@ class StudyCommand:
 
     def rates_of(self, arm: Arm) -> tuple[float, ...]:
         """The arm's grid of learning rates; empty if none are searched. Raises ConfigError unless it has one grid."""
-        if not isinstance(self.learning_rates, dict):
-            return self.learning_rates or ()
+        if "" in self.learning_rates or not self.learning_rates:
+            return self.learning_rates.get("", ())
         names = dict.fromkeys((arm.name, *arm.axes.values()))
         found = [name for name in names if name in self.learning_rates]
         if len(found) != 1:
@@ -87,7 +87,11 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
     for key, record in KEYS.items():
         if record.study and key != "arch" and (key in keys.values() or cfg[key] != defaults[key]):
             raise ConfigError(f"{key}={str(cfg[key]).lower()}: {record.study}")
-    refuse_sweeps(arguments)
+    for argument, override in zip(arguments, OverridesParser.create().parse_overrides(list(arguments)), strict=True):
+        if override.is_sweep_override():  # only the design makes arms
+            raise ConfigError(
+                f"{argument}: a study takes one value; start a study for each, or write a list as '[1,2]'"
+            )
     if cfg.match not in (*MATCHED, "none"):
         raise ConfigError(f"match={cfg.match}: unknown; choose {', '.join(MATCHED)} or none")
     if cfg.init_from and cfg.match != "none":
@@ -100,8 +104,11 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
     margin = cfg.study.margin
     if margin is not None and not (is_kind(margin, float) and margin > 0):
         raise ConfigError(f"study.margin={margin}: must be a positive change of the loss, such as 0.02, or null")
-    seeds, rates = checked_seeds(cfg.study.seeds), checked_grids(cfg.study.learning_rates)
-    if rates is None and "study.extend_rates" in keys.values() and cfg.study.extend_rates:
+    seeds, grids = checked_seeds(cfg.study.seeds), cfg.study.learning_rates
+    if not grids or not isinstance(grids, Mapping):
+        grids = {} if grids is None else {"": grids}
+    rates = {shown(name): checked_rates(grid, f".{name}".rstrip(".")) for name, grid in grids.items()}
+    if not rates and "study.extend_rates" in keys.values() and cfg.study.extend_rates:
         raise ConfigError("study.extend_rates=true: there is no grid to extend; give study.learning_rates")
     return StudyCommand(
         option=option,
@@ -110,7 +117,7 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
         design=build(OmegaConf.create({key: value for key, value in cfg.study.items() if key not in COMMON}), "study"),
         seeds=seeds,
         learning_rates=rates,
-        tuning_seeds=checked_tuning_seeds(cfg.study.tuning_seeds, seeds, rates),
+        tuning_seeds=checked_tuning_seeds(cfg.study.tuning_seeds, seeds, bool(rates)),
         extend_rates=cfg.study.extend_rates,
         compare=cfg.study.compare,
         margin=None if margin is None else float(margin),
@@ -122,15 +129,6 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
     )
 
 
-def refuse_sweeps(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for a list of values to sweep over: only the design makes arms."""
-    for argument, override in zip(arguments, OverridesParser.create().parse_overrides(list(arguments)), strict=True):
-        if override.is_sweep_override():
-            raise ConfigError(
-                f"{argument}: a study takes one value; start a study for each, or write a list as '[1,2]'"
-            )
-
-
 def checked_seeds(seeds: Sequence[Any], key: str = "seeds") -> tuple[int, ...]:
     """The seeds. Raises ConfigError unless they are distinct whole numbers, at least one."""
     if not seeds or len(set(seeds)) < len(seeds) or not all(type(seed) is int and seed >= 0 for seed in seeds):
@@ -138,11 +136,9 @@ def checked_seeds(seeds: Sequence[Any], key: str = "seeds") -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def checked_tuning_seeds(
-    wanted: Sequence[Any] | None, seeds: Sequence[int], rates: Sequence[float] | Mapping[str, Any] | None
-) -> dict[int, int]:
-    """The tuning seed of each judged seed; empty without a grid. Raises ConfigError unless all seeds are distinct."""
-    if rates is None:
+def checked_tuning_seeds(wanted: Sequence[Any] | None, seeds: Sequence[int], searches: bool) -> dict[int, int]:
+    """The tuning seed of each judged seed; empty without a search. Raises ConfigError unless all seeds are distinct."""
+    if not searches:
         if wanted is not None:
             raise ConfigError("study.tuning_seeds: there are no rates to choose; give study.learning_rates, or null")
         return {}
@@ -162,16 +158,7 @@ def checked_tuning_seeds(
     return dict(zip(seeds, tuning, strict=True))
 
 
-def checked_grids(
-    rates: Sequence[Any] | Mapping[Any, Any] | None,
-) -> tuple[float, ...] | dict[str, tuple[float, ...]] | None:
-    """One sorted grid for all arms, or several by name, or None. Raises ConfigError; see `checked_rates`."""
-    if isinstance(rates, Mapping):
-        return {shown(name): checked_rates(grid, f".{name}") for name, grid in rates.items()}
-    return None if rates is None else checked_rates(rates)
-
-
-def checked_rates(rates: Any, name: str = "") -> tuple[float, ...]:
+def checked_rates(rates: Any, name: str) -> tuple[float, ...]:
     """The sorted rates. Raises ConfigError unless they are distinct positive numbers, at least two."""
     is_list = isinstance(rates, Sequence) and not isinstance(rates, str)
     wanted = list(rates) if is_list else []

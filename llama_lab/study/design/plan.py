@@ -51,14 +51,13 @@ class PlannedRun:
 class PlannedArm:
     """An arm of the design with its final width and cost.
 
-    arm: with its residual, without its runs. draft: a run of it before it has a name, a seed and the final width. site:
-    where it trains, see `plan_study`. compiled: see `compiled_alike`; None leaves that to each run. runs: the judged
-    ones, at the config's learning rate. tuning: those that choose another rate.
+    arm: with its residual, without its runs. draft: a run of it before it has a name, a seed and the final width.
+    compiled: see `compiled_alike`; None leaves that to each run. runs: the judged ones, at the config's learning rate.
+    tuning: those that choose another rate.
     """
 
     arm: Arm
     draft: Run
-    site: Site | None
     width: int
     cost: Cost
     compiled: bool | None = None
@@ -94,10 +93,10 @@ class Plan:
     def study(self) -> Study:
         """The study as study.yaml records it."""
         command, axes = self.command, {axis for planned in self.arms for axis in planned.arm.axes}
-        is_swept = command.learning_rates is not None
+        is_swept = bool(command.learning_rates)
         settings = planned_settings(axes, command.match, [arm.runs[0].run.cfg for arm in self.arms], is_swept)
         notes = list(self.variants.notes)
-        if command.learning_rates is not None:
+        if is_swept:
             grids: dict[tuple[float, ...], list[str]] = {}
             for one in self.arms:
                 grids.setdefault(command.rates_of(one.arm), []).append(one.arm.name)
@@ -175,7 +174,7 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
     for arm in sorted(variants.arms, key=lambda arm: arm.reference != arm.name):  # references first
         reference = planned[arm.reference].cost if arm.reference in planned else None
         try:
-            planned[arm.name] = plan_arm(command, arm, drafts[arm.name], site, dataset, reference)
+            planned[arm.name] = plan_arm(command, arm, drafts[arm.name], dataset, reference)
         except ConfigError as error:
             raise ConfigError(f"{error} (arm {arm.name})") from None
     arms = compiled_alike(command, [planned[arm.name] for arm in variants.arms])
@@ -254,8 +253,8 @@ def check_free(command: StudyCommand, arms: Sequence[Arm]) -> None:
 def check_grids(command: StudyCommand, arms: Sequence[Arm]) -> None:
     """Raise ConfigError unless each arm has one grid of learning rates, if they are searched, and each grid an arm."""
     names = {name for arm in arms for name in (arm.name, *arm.axes.values())}
-    for name in command.learning_rates if isinstance(command.learning_rates, dict) else ():
-        if name not in names:
+    for name in command.learning_rates:
+        if name and name not in names:
             raise ConfigError(
                 f"study.learning_rates: {name} is no arm and no option{suggestion(name, names)}; choose among "
                 f"{', '.join(sorted(names))}"
@@ -284,9 +283,7 @@ def check_budget(drafts: Mapping[str, Run]) -> None:
         )
 
 
-def plan_arm(
-    command: StudyCommand, arm: Arm, draft: Run, site: Site | None, dataset: Dataset, reference: Cost | None
-) -> PlannedArm:
+def plan_arm(command: StudyCommand, arm: Arm, draft: Run, dataset: Dataset, reference: Cost | None) -> PlannedArm:
     """Build an arm on the meta device, match it to `reference` if that is not None, and plan its runs."""
     cfg = draft.cfg
     for half in HALVES if command.learning_rates else (cfg.data.val_half,):
@@ -296,7 +293,7 @@ def plan_arm(
     cost = cost_at(cfg, dataset, width)
     if command.match != "none" and reference is not None:
         width, cost, residual = match_width(lambda w: cost_at(cfg, dataset, w), width, command.match, reference)
-    planned = with_runs(command, PlannedArm(replace(arm, residual=residual), draft, site, width, cost))
+    planned = with_runs(command, PlannedArm(replace(arm, residual=residual), draft, width, cost))
     first = planned.runs[0].run
     if "size" in arm.axes and arm.tuner == arm.name:  # another budget takes no more memory
         check_memory(first, dataset)
@@ -340,8 +337,9 @@ def plan_run(command: StudyCommand, planned: PlannedArm, member: Member) -> Plan
     cfg = copy.deepcopy(planned.draft.cfg)
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)
-    choose = planned.site.hardware if planned.site else None
-    return PlannedRun(member, new_run(cfg, command.name, folder, overrides, planned.draft.choices, choose))
+    draft = planned.draft
+    run = new_run(cfg, command.name, folder, overrides, draft.choices, lambda *_: draft.hardware)
+    return PlannedRun(member, run)
 
 
 def meta_model(cfg: DictConfig, dataset: Dataset) -> Decoder:

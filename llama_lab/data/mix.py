@@ -144,7 +144,11 @@ class MixedDataset(TextDataset):
         self.require_val_window(seq_len)
 
     def require_val_window(self, seq_len: int) -> None:
-        """Raise ConfigError unless the parts' validation texts have a window of `seq_len` tokens together."""
+        """Raise ConfigError unless the parts' validation texts have a window of `seq_len` tokens, and each has any."""
+        for name, part in self.parts.items():
+            if not part.index.val.tokens:
+                problem = f"has no validation text in the {self.half} half of its documents"
+                raise ConfigError(f"data.mix.{name}: {problem}; raise data.val_tokens, add text{UNDIVIDED}")
         if (tokens := self.index.val.tokens) < seq_len:
             whole = [name for name, part in self.parts.items() if not part.index.unread]  # these bound the others
             remedy = f"add text to {conjoin(whole)}" if whole else "raise data.val_tokens"

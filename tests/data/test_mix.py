@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from llama_lab.data.dataset import HALVES
 from llama_lab.data.mix import MixedDataset, MixedWindows, Part, balanced_order, open_mixture
 from llama_lab.data.open import open_dataset
 from llama_lab.data.source import TextFiles
@@ -182,6 +183,16 @@ def test_each_part_of_a_mixture_is_divided(tmp_path: Path) -> None:
         assert sum(half.parts[name].index.val.tokens for half in halves) == part.index.val.tokens
     assert [len(half.val) - 1 for half in halves] == [half.index.val.tokens for half in halves]
     assert len({one.index.data_hash for one in (whole, *halves)}) == 3
+
+
+def test_a_part_without_a_document_in_a_half_is_refused_by_its_name(tmp_path: Path) -> None:
+    whole = mixture(tmp_path, val_tokens=1)  # one document of each part
+    for half in HALVES:
+        data = whole.validated_on(half)
+        lacking = [name for name, part in data.parts.items() if not part.index.val.tokens]
+        assert lacking
+        with pytest.raises(ConfigError, match=rf"^data\.mix\.{lacking[0]}: has no validation text in the {half} half"):
+            data.require_windows(1, 1)
 
 
 def test_the_hash_of_the_data_follows_the_shares(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
             raise ConfigError(f"{key}={value}: nothing reads this key; leave it out, or see them all with `--cfg job`")
         if isinstance(value, int) and abs(value) >= 2**63:
             raise ConfigError(f"{key}={value}: does not fit into 64 bits; make it smaller")
-        if str(written[key]).startswith("${"):
+        if str(written.get(key, "${")).startswith("${"):
             continue  # the key that it refers to is checked
         kinds = kinds_of(key, value, defaults[key], cfg)
         if kinds and not any(is_kind(value, kind) for kind in kinds):

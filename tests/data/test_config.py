@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from hydra.utils import instantiate
-from omegaconf import MissingMandatoryValue
 
+from llama_lab.config.schema import check_kinds, flat_defaults
 from llama_lab.data.hub import make_absolute
 from llama_lab.data.source import StandardLibrary, TextFiles
 from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
@@ -22,9 +22,10 @@ def test_data_is_the_standard_library_by_default() -> None:
     assert data.val_tokens == 2_000_000
 
 
-def test_the_order_of_data_follows_the_seed_of_the_run_by_default() -> None:
-    assert compose_config("seed=5").data.seed == 5
-    assert compose_config("seed=5", "data.seed=6").data.seed == 6
+@pytest.mark.parametrize("option", options("data"))
+def test_the_order_of_data_follows_the_seed_of_the_run_by_default(option: str) -> None:
+    assert compose_config(f"data={option}", "seed=5").data.seed == 5
+    assert compose_config(f"data={option}", "seed=5", "data.seed=6").data.seed == 6
 
 
 def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,17 +44,18 @@ def test_text_reads_the_files_named_on_the_command_line(files: str, tmp_path: Pa
     assert list(source.documents()) == ["one two three"]
 
 
+@pytest.mark.parametrize("option", ["c4", "mix"])
+def test_settings_that_hold_others_are_checked_where_they_are_set(option: str) -> None:
+    cfg = compose_config(f"data={option}", *(["data.mix={stdlib: 0.5, c4: 0.5}"] if option == "mix" else []))
+    check_kinds(cfg, flat_defaults(cfg))
+
+
 def test_every_key_of_text_reaches_the_source(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one two three")
     (tmp_path / "b.jsonl").write_text('{"body": "four"}')
     overrides = [f"data.files=[{tmp_path}/a.txt,{tmp_path}/b.jsonl]", "data.text_field=body", "data.document_chars=8"]
     source = instantiate(compose_config("data=text", *overrides).data.source)
     assert list(source.documents()) == ["one two ", "three", "four"]
-
-
-def test_text_without_files_is_missing_a_value() -> None:
-    with pytest.raises(MissingMandatoryValue):
-        _ = compose_config("data=text").data.files
 
 
 @pytest.mark.parametrize(
@@ -68,11 +70,6 @@ def test_text_without_files_is_missing_a_value() -> None:
 )
 def test_tokenizers_are_chosen_by_name(override: str, expected: Any) -> None:
     assert instantiate(compose_config(override).tokenizer) == expected
-
-
-def test_groups_offer_nothing_else() -> None:
-    assert {"copy", "hub", "induction", "recall", "stdlib", "text"} <= {*options("data")}
-    assert options("tokenizer") == ["bpe", "byte", "char", "hf", "symbols"]
 
 
 @pytest.mark.process

@@ -51,19 +51,17 @@ def report_hub_errors(setting: str, local: str) -> Iterator[None]:
         raise ConfigError(f"{setting}: {problem}") from error
 
 
-def make_absolute(data: dict[str, Any]) -> None:
-    """Make the paths in a resolved config of `data` absolute, also those of its source and of a mixture's parts."""
-    for value in data.values():
+def make_absolute(node: dict[str, Any]) -> None:
+    """Make the paths in a resolved config of data or tokenizer absolute, also those in sources and parts."""
+    for value in node.values():
         if isinstance(value, dict):
             make_absolute(value)
-    if "files" in data:
-        data["files"] = _absolute([data["files"]] if isinstance(data["files"], str) else data["files"])
-    if "path" in data:
-        here = Path(data["path"]).expanduser()
-        if data["path"] in FORMATS and "data_files" in data:
-            data["data_files"] = _absolute(data["data_files"])
-        elif here.exists():
-            data["path"] = str(here.absolute())
+    if "files" in node:
+        node["files"] = _absolute([node["files"]] if isinstance(node["files"], str) else node["files"])
+    if node.get("path") in FORMATS and "data_files" in node:
+        node["data_files"] = _absolute(node["data_files"])
+    elif "path" in node and (here := Path(node["path"]).expanduser()).exists():  # else a name on the Hub
+        node["path"] = str(here.absolute())
 
 
 def _absolute(files: Any) -> Any:

@@ -3,10 +3,11 @@
 Their parts are options of the group `data`, composed as Hydra composes the option of a run.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
 from math import ceil, floor, lcm
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -238,7 +240,8 @@ def mixture_parts(mix: Any, parts: Any) -> DictConfig | None:
         raise ConfigError(f"data.parts={settings}: must be settings by part, such as {{mine: {{files: [a.txt]}}}}")
     if unknown := [str(name) for name in settings if name not in shares]:
         raise ConfigError(f"data.parts.{unknown[0]}: is no part of data.mix, which has {', '.join(shares)}")
-    return OmegaConf.create({name: _part(name, settings.get(name, {})) for name in shares})
+    own = {name: json.dumps(settings.get(name, {})) for name in shares}
+    return OmegaConf.create({name: _part(name, own[name], last_loader()) for name in shares})
 
 
 def exact_shares(mix: Any) -> dict[str, Fraction]:
@@ -263,10 +266,12 @@ def exact_shares(mix: Any) -> dict[str, Fraction]:
     return shares
 
 
-def _part(name: str, own: dict[str, Any]) -> dict[str, Any]:
-    """The resolved config of a part with settings of its own."""
+@lru_cache(maxsize=256)
+def _part(name: str, settings: str, loader: ConfigLoader | None) -> dict[str, Any]:
+    """The resolved config of a part with settings of its own, which JSON holds. loader: see `with_option`."""
+    own = json.loads(settings)
     option = str(own.pop("data", name))
-    options, cfg = with_option("data", option, last_loader())
+    options, cfg = with_option("data", option, loader)
     known = [one for one in options if one != "mix"]
     if cfg is None or option not in known:
         raise ConfigError(

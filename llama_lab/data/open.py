@@ -10,7 +10,7 @@ from llama_lab.util.errors import ConfigError
 
 from .dataset import HALVES, Dataset
 from .mix import Part, exact_shares, open_mixture
-from .source import ReportProgress, Source
+from .source import Source
 from .tokenizer import TokenizerFactory
 from .tokens import TextDataset, TokenDataset
 
@@ -39,32 +39,26 @@ def open_dataset(
         return open_probe(cfg, tokenizer).validated_on(half)
     if tokenizer.vocabulary_from == "probe":
         raise ConfigError("tokenizer=symbols: is for probes, and this data is text; choose bpe, byte, char or hf")
-    dataset = open_text(cfg, tokenizer, display.prepare if display else lambda *_: None, revisions or {})
+    data, progress = cfg.data, display.prepare if display else lambda *_: None
+    dataset: TextDataset
+    if "mix" in data:
+        shares = exact_shares(data.mix)
+        parts = {
+            name: Part(_source(part, f"data.sources.{name}", revisions, cfg), part.val_fraction, shares[name])
+            for name, part in data.sources.items()
+        }
+        dataset = open_mixture(parts, tokenizer, data.cache_dir, progress, data.val_tokens)
+    else:
+        source = _source(data, "data", revisions, cfg)
+        arguments = (source, tokenizer, data.val_fraction, data.cache_dir, progress, data.val_tokens)
+        dataset = TokenDataset.open_or_build(*arguments)
     if display:
         for line in dataset.builds:
             display.print_line(line)
-    if cfg.data.get("document_mask") and dataset.index.train.documents < 2:
+    if data.get("document_mask") and dataset.index.train.documents < 2:
         advice = "leave it out, or cut plain text finer with a lower data.document_chars"
         raise ConfigError(f"data.document_mask=true: the training text is one document; {advice}")
     return dataset.validated_on(half)
-
-
-def open_text(
-    cfg: DictConfig, tokenizer: TokenizerFactory, progress: ReportProgress, revisions: Mapping[str, str]
-) -> TextDataset:
-    """The token folder of a text, or those of a mixture."""
-    data = cfg.data
-    if "mix" not in data:
-        source = _source(data, "data", revisions, cfg)
-        return TokenDataset.open_or_build(
-            source, tokenizer, data.val_fraction, data.cache_dir, progress, data.val_tokens
-        )
-    shares = exact_shares(data.mix)
-    parts = {
-        name: Part(_source(part, f"data.sources.{name}", revisions, cfg), part.val_fraction, shares[name])
-        for name, part in data.sources.items()
-    }
-    return open_mixture(parts, tokenizer, data.cache_dir, progress, data.val_tokens)
 
 
 def open_probe(cfg: DictConfig, tokenizer: TokenizerFactory) -> Dataset:
@@ -78,10 +72,10 @@ def open_probe(cfg: DictConfig, tokenizer: TokenizerFactory) -> Dataset:
     return dataset
 
 
-def _source(data: DictConfig, key: str, revisions: Mapping[str, str], cfg: DictConfig) -> Source:
+def _source(data: DictConfig, key: str, revisions: Mapping[str, str] | None, cfg: DictConfig) -> Source:
     """The source of a corpus, at the commit that is recorded for it."""
     node: dict[str, Any] = {}
-    recorded = revisions.get(str(data.source.get("path")))
+    recorded = (revisions or {}).get(str(data.source.get("path")))
     if recorded and data.source.get("revision") is None:
         node["revision"] = recorded
     if "cache_dir" in data.source:

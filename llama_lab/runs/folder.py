@@ -276,9 +276,7 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
     if config.get("init_from"):
         config["init_from"] = str(Path(config["init_from"]).absolute())
     make_absolute(config["data"])
-    tokenizer = config["tokenizer"]
-    if "path" in tokenizer and (path := Path(tokenizer["path"]).expanduser()).exists():  # else a name on the Hub
-        tokenizer["path"] = str(path.absolute())
+    make_absolute(config["tokenizer"])
     return config  # type: ignore[return-value]
 
 

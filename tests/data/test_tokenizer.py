@@ -15,7 +15,6 @@ from llama_lab.data.tokenizer import (
     ByteTokenizer,
     CharTokenizer,
     TextTokenizer,
-    TokenizerFactory,
 )
 from llama_lab.util.errors import ConfigError
 from tests.data.texts import sentences
@@ -80,10 +79,6 @@ def test_bpe_learns_to_shorten_the_text_and_learns_the_same_twice() -> None:
     assert BPETokenizer(vocab_size=351).train(iter(TEXT)).hash != BPE.hash
 
 
-def test_a_batch_is_encoded_as_its_texts_are() -> None:
-    assert BPE.encode_batch(TEXT) == [BPE.encode(text) for text in TEXT]
-
-
 def test_an_unknown_character_is_named_rather_than_dropped() -> None:
     with pytest.raises(ConfigError, match="tokenizer=char: no id for '漢'"):
         CHAR.encode("a漢b")
@@ -93,13 +88,6 @@ def test_bpe_without_room_for_the_bytes_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size=256: must be at least 257"):
         BPETokenizer(vocab_size=256)
     assert BPETokenizer(vocab_size=257).train(iter(TEXT)).vocab_size == 257
-
-
-@pytest.mark.parametrize(
-    ("factory", "reads"), [(ByteTokenizer(), "nothing"), (CharTokenizer(), "all"), (BPETokenizer(), "train")]
-)
-def test_each_factory_says_what_its_vocabulary_comes_from(factory: TokenizerFactory, reads: str) -> None:
-    assert factory.vocabulary_from == reads
 
 
 def unigram(*special: str) -> Tokenizer:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -48,16 +49,13 @@ def test_both_splits_together_hold_every_document_once(tokenizer, tmp_path: Path
     assert documents_of(data, "train") == sorted(documents_of(data, "train"), key=TEXTS.index), "in order"
 
 
-def test_the_split_does_not_depend_on_the_order_of_documents(tmp_path: Path) -> None:
-    shuffled = random.Random(1).sample(TEXTS, len(TEXTS))
-    first, second = dataset(tmp_path, TEXTS), dataset(tmp_path, shuffled)
-    assert set(documents_of(first, "val")) == set(documents_of(second, "val"))
-    assert first.index.data_hash != second.index.data_hash  # the order of training text is part of the data
-
-
 def test_the_split_of_a_document_does_not_depend_on_the_others(tmp_path: Path) -> None:
-    few, many = dataset(tmp_path, TEXTS[:100]), dataset(tmp_path, TEXTS)
-    assert set(documents_of(few, "val")) == set(documents_of(many, "val")) & set(TEXTS[:100])
+    shuffled = random.Random(1).sample(TEXTS, len(TEXTS))
+    few, many, other = (dataset(tmp_path, texts) for texts in (TEXTS[:100], TEXTS, shuffled))
+    held_out = set(documents_of(many, "val"))
+    assert set(documents_of(few, "val")) == held_out & set(TEXTS[:100])
+    assert set(documents_of(other, "val")) == held_out
+    assert many.index.data_hash != other.index.data_hash  # the order of training text is part of the data
 
 
 def test_val_fraction_is_that_of_documents_and_a_larger_one_keeps_those_of_a_smaller(tmp_path: Path) -> None:
@@ -419,19 +417,11 @@ def test_what_a_dead_builder_left_is_removed(tmp_path: Path) -> None:
     assert len(documents_of(data, "train")) == data.index.train.documents
 
 
-class Interrupted(Documents):
-    """A source that is interrupted while it is tokenised."""
-
-    def documents(self) -> Iterator[str]:
-        for i, text in enumerate(super().documents()):
-            if self.passes == 2 and i == 100:
-                raise KeyboardInterrupt
-            yield text
-
-
-def test_an_interrupted_build_leaves_nothing_to_open(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        TokenDataset.open_or_build(Interrupted(TEXTS), ByteTokenizer(), 0.2, tmp_path)
+def test_an_interrupted_build_leaves_nothing_to_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(TextTokenizer, "encode_batch", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            dataset(tmp_path, TEXTS)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
     assert dataset(tmp_path, TEXTS).index.train.documents > 0
 

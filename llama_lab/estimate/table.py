@@ -8,7 +8,7 @@ from rich.table import Table
 
 from llama_lab.runs.result_table import state_rows
 from llama_lab.util.display import fact_table, plain_table
-from llama_lab.util.formatting import duration
+from llama_lab.util.formatting import duration, scale
 
 from .estimate import USABLE, Column, Estimate, Memory, asked_count
 
@@ -117,7 +117,5 @@ def verdict(estimate: Estimate, column: Column) -> str:
 
 def gigabytes(count: float) -> str:
     """Bytes with a decimal prefix: 12.3 GB."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:,.1f} {unit}"
-    return "-" if count == 0 else f"{count:,.0f} B"
+    scaled, prefix = scale(count, {"G": 1e9, "M": 1e6, "k": 1e3})
+    return f"{scaled:,.{1 if prefix else 0}f} {prefix}B" if count else "-"

@@ -142,10 +142,8 @@ def evaluate(path: Path, settings: DictConfig, imported: TrainedRun | None = Non
             f"eval.parts: lm_eval scores texts of which model.attention.prefix={run.model.prefix} shows the model "
             f"a part; leave it out"
         )
-    if "sample" in settings.eval.parts:
-        encode_prompts(
-            run.tokenizer, run.model, [run.cfg.train.prompt], settings
-        )  # the last part's errors, before the first
+    if "sample" in settings.eval.parts:  # the last part's errors, before the first
+        encode_prompts(run.tokenizer, run.model, [run.cfg.train.prompt], settings)
     here = surroundings(job.hardware, run.step)
     if imported and READ_TEXT & set(settings.eval.parts):
         here = replace(here, data_hash=job.dataset.index.data_hash)
@@ -235,11 +233,9 @@ def check_settings(settings: DictConfig, typed: Collection[str]) -> None:
     if "lm_eval" in chosen.parts:
         check_tasks(chosen)
     if not chosen.contexts or not all(is_kind(c, float) and 0 < c <= 1 for c in chosen.contexts):
-        raise ConfigError(
-            f"eval.contexts={list(chosen.contexts)}: must hold multiples of the context, above 0, up to 1"
-        )
+        raise ConfigError(f"eval.contexts={chosen.contexts}: must hold multiples of the context, above 0, up to 1")
     if not chosen.batch_sizes or not all(is_kind(size, int) and size > 0 for size in chosen.batch_sizes):
-        raise ConfigError(f"eval.batch_sizes={list(chosen.batch_sizes)}: must hold positive whole numbers")
+        raise ConfigError(f"eval.batch_sizes={chosen.batch_sizes}: must hold positive whole numbers")
     if chosen.rounds < 1:
         raise ConfigError(f"eval.rounds={chosen.rounds}: must be a positive whole number")
     if settings.prompt is not None and settings.prompts:
@@ -247,9 +243,8 @@ def check_settings(settings: DictConfig, typed: Collection[str]) -> None:
     for prompt in prompts_of(settings):
         check_prompt(prompt)
     if settings.max_new_tokens is not None and settings.max_new_tokens < 1:
-        raise ConfigError(
-            f"max_new_tokens={settings.max_new_tokens}: must not be negative or 0; null takes the default"
-        )
+        number = f"max_new_tokens={settings.max_new_tokens}"
+        raise ConfigError(f"{number}: must not be negative or 0; null takes the default")
     sampling(settings)
     cache_dtype(settings)
     check_read(settings, typed)

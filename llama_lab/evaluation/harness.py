@@ -98,35 +98,31 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # untyped
             group_fn=lambda request: request[1],
         )
         texts: list[str] = []
-        for batch in order.get_batched(n=self.batch_size):
-            texts += self._continue([context for context, _ in batch], batch[0][1])
+        for batch in order.get_batched(n=self.batch_size):  # with the same settings for all
+            settings = dict(normalize_gen_kwargs(batch[0][1]))
+            new_tokens, stops = settings["max_gen_toks"], settings["until"]
+            if unknown := settings.keys() - {*READ}:
+                names = ", ".join(sorted(unknown))
+                raise ConfigError(f"eval.tasks: a task generates with {names}, which is not offered")
+            room = self.max_length - new_tokens
+            if room <= 0:
+                raise ConfigError(
+                    f"eval.tasks: a task generates {new_tokens} tokens (max_gen_toks), which leaves no context within "
+                    f"model.max_seq_len={self.max_length}; choose another, or a model with a longer context"
+                )
+            prompts = [(self.tok_encode(context) or [self.prefix_token_id])[-room:] for context, _ in batch]
+            temperature = settings.get("temperature", 1.0) if settings["do_sample"] else 0.0
+            sampling = Sampling(temperature, **{key: settings[key] for key in SAMPLING if key in settings})
+            tokens: list[list[int]] = [[] for _ in prompts]
+            written = [""] * len(prompts)
+            for step in generate(self.model, prompts, new_tokens, sampling, self.eot_token_id, self.seed):
+                for ids, token in zip(tokens, step, strict=True):
+                    ids += [] if token in (None, self.eot_token_id) else [token]
+                written = [self.tokenizer.decode(ids) for ids in tokens]
+                if all(any(stop in text for stop in stops) for text in written):
+                    break
+            texts += [postprocess_generated_text(text, stops, think_end_token=None) for text in written]
         return order.get_original(texts)  # type: ignore[no-any-return]
-
-    def _continue(self, contexts: Sequence[str], task_settings: dict[str, Any]) -> list[str]:
-        """`generate_until` of one batch, with the same settings for all."""
-        settings = dict(normalize_gen_kwargs(task_settings))
-        new_tokens, stops = settings["max_gen_toks"], settings["until"]
-        if unknown := settings.keys() - {*READ}:
-            raise ConfigError(f"eval.tasks: a task generates with {', '.join(sorted(unknown))}, which is not offered")
-        if new_tokens >= self.max_length:
-            raise ConfigError(
-                f"eval.tasks: a task generates {new_tokens} tokens (max_gen_toks), which leaves no context within "
-                f"model.max_seq_len={self.max_length}; choose another, or a model with a longer context"
-            )
-        encoded = ((self.tok_encode(context) or [self.prefix_token_id]) for context in contexts)
-        prompts = [ids[-(self.max_length - new_tokens) :] for ids in encoded]
-        temperature = settings.get("temperature", 1.0) if settings["do_sample"] else 0.0
-        sampling = Sampling(temperature, **{key: settings[key] for key in SAMPLING if key in settings})
-        tokens: list[list[int]] = [[] for _ in prompts]
-        texts = [""] * len(prompts)
-        for step in generate(self.model, prompts, new_tokens, sampling, self.eot_token_id, self.seed):
-            for i, token in enumerate(step):
-                if token is not None and token != self.eot_token_id:
-                    tokens[i].append(token)
-            texts = [self.tokenizer.decode(ids) for ids in tokens]
-            if all(any(stop in text for stop in stops) for text in texts):
-                break
-        return [postprocess_generated_text(text, stops, think_end_token=None) for text in texts]
 
 
 def task_scores(model: Decoder, tokenizer: TextTokenizer, batch_size: int, settings: DictConfig) -> list[TaskScore]:

@@ -29,7 +29,8 @@ def plot_evaluation(found: Evaluation, folder: Path) -> None:
         axes = figure.add_subplot(rows, columns, number)
         axes.set_prop_cycle(color=PALETTE)
         draw(found, axes)
-    save(figure, (folder / found.FILE).with_suffix(".png"))
+    with replacing((folder / found.FILE).with_suffix(".png")) as fresh:
+        figure.savefig(fresh, format="png")
 
 
 def by_position(found: Evaluation, axes: Axes) -> None:
@@ -113,10 +114,3 @@ def style(axes: Axes, title: str, x: str, y: str) -> None:
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a PNG atomically, creating its folder if needed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as fresh:
-        figure.savefig(fresh, format="png")

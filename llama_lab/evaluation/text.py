@@ -93,23 +93,18 @@ def encode_prompts(
 ) -> tuple[list[list[int]], int]:
     """The ids of all prompts, and the number of new tokens. Raises ConfigError for prompts that leave no room."""
     tokens = [[tokenizer.eot_id, *encode_prompt("prompt", prompt, tokenizer)] for prompt in prompts]
-    length = new_tokens(model, tokens, settings)
+    longest, end = max(map(len, tokens)), model.max_context
+    if end is not None and longest >= end:
+        raise ConfigError(
+            f"prompt: with the mark that begins it, it has {longest} tokens, and the model's context ends at {end}; "
+            f"shorten it"
+        )
+    length = settings.max_new_tokens
+    if length is None:
+        length = NEW_TOKENS if end is None else min(NEW_TOKENS, end - longest)
     with report_setting():
         check_prompts(model, tokens, length)
     return tokens, length
-
-
-def new_tokens(model: Decoder, prompts: Sequence[Sequence[int]], settings: DictConfig) -> int:
-    """Number of tokens to generate. Raises ConfigError for prompts that leave no room."""
-    longest = max(map(len, prompts))
-    if model.max_context is not None and longest >= model.max_context:
-        raise ConfigError(
-            f"prompt: with the mark that begins it, it has {longest} tokens, and the model's context ends at "
-            f"{model.max_context}; shorten it"
-        )
-    if settings.max_new_tokens is not None:
-        return int(settings.max_new_tokens)
-    return NEW_TOKENS if model.max_context is None else min(NEW_TOKENS, model.max_context - longest)
 
 
 def write_texts(run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: DictConfig) -> None:

@@ -1,7 +1,7 @@
 """Numbers as text: significant digits, thousands separators, true minus signs, units; a dash for an unknown value."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
 MINUS, UNKNOWN, TIMES = "\u2212", "\u2013", "\u00d7"
@@ -75,20 +75,21 @@ def short(value: float | None) -> str:
     """Three significant digits with an SI prefix: 2.89 M."""
     if not known(value):
         return UNKNOWN
-    for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
-        if abs(value) >= 10**power:
-            return f"{value / 10**power:.3g} {prefix}".replace("-", MINUS)
-    return f"{value:.3g}".replace("-", MINUS)
+    scaled, prefix = scale(value, {"E": 1e18, "P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3})
+    return f"{scaled:.3g} {prefix}".rstrip().replace("-", MINUS)
 
 
 def in_bytes(count: float | None) -> str:
     """A number of bytes with a binary prefix: 512 KiB."""
     if not known(count):
         return UNKNOWN
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if count >= 2**power:
-            return f"{count / 2**power:,.4g} {unit}"
-    return f"{count:,.4g} B"
+    scaled, prefix = scale(count, {"Ti": 2**40, "Gi": 2**30, "Mi": 2**20, "Ki": 2**10})
+    return f"{scaled:,.4g} {prefix}B"
+
+
+def scale(value: float, prefixes: Mapping[str, float]) -> tuple[float, str]:
+    """A value by the first of these prefixes that it reaches; without one below them all."""
+    return next(((value / size, prefix) for prefix, size in prefixes.items() if abs(value) >= size), (value, ""))
 
 
 def duration(seconds: float) -> str:

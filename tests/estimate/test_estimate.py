@@ -42,7 +42,7 @@ from tests.training.tiny import planned
 
 WIDE = ("model.dim=64", "model.max_seq_len=256", "model.n_layers=3")
 BATCH = (4, 256)
-GIB = 2**30
+SHARED = ("trainer=fsdp", "trainer.devices=128", "train.batch_size=128", "train.tokens=1e9")  # fits, so is not searched
 
 
 @cache
@@ -138,7 +138,7 @@ def test_one_more_block_that_is_recomputed_takes_its_input_alone() -> None:
         ("arch=gemma2", "train.recompute=block"),
     ],
 )
-@pytest.mark.parametrize("layers", [6, 7, 8, 16])
+@pytest.mark.parametrize("layers", [9, 16])  # beyond what is measured directly, with an odd one and without
 @pytest.mark.slow
 def test_activations_at_any_depth_are_read_off_two_shallow_models(overrides: tuple[str, ...], layers: int) -> None:
     cfg = compose_config(f"model.n_layers={layers}", "model.max_seq_len=64", "model.dim=64", *overrides)
@@ -252,10 +252,10 @@ def test_of_what_is_recomputed_no_copies_of_weights_are_kept() -> None:
 @pytest.mark.slow
 def test_shards_on_128_devices_in_place_of_8_free_what_torchtitan_measured() -> None:
     """Tables 1 and 3 of its report of December 2024, Llama 3.1 8B: 82.4 and 67.0 GiB, all else being equal."""
-    estimate = estimated_on("h100", "arch=llama3", "size=llama3_8b", "trainer.devices=8", "train.tokens=1e9")
-    few = estimate.columns[1].memory
+    asked = ("arch=llama3", "size=llama3_8b", "trainer=fsdp", "trainer.devices=8", "train.tokens=1e9")
+    few = estimated_on("h100", *asked).columns[0].memory
     states = few.weights + few.gradients + few.optimizer
-    assert states * (1 - 8 / 128) == pytest.approx((82.4 - 67.0) * GIB, rel=0.1)
+    assert states * (1 - 8 / 128) == pytest.approx((82.4 - 67.0) * 2**30, rel=0.1)
 
 
 # Time
@@ -279,7 +279,7 @@ PUBLISHED = {
 @pytest.mark.slow
 def test_published_speeds_are_plausible_utilisations(case: str) -> None:
     device, overrides, speed, (lowest, highest) = PUBLISHED[case]
-    estimate = estimated_on(device, *overrides, "train.tokens=1e9")
+    estimate = estimated_on(device, *overrides, *SHARED)
     mfu = speed * estimate.cost.train_flops_per_token / estimate.device.peak
     assert lowest < mfu < highest
     assert replace(estimate, mfu=mfu).tokens_per_second == pytest.approx(speed)
@@ -287,15 +287,15 @@ def test_published_speeds_are_plausible_utilisations(case: str) -> None:
 
 @pytest.mark.slow
 def test_with_all_scores_counted_torchtitan_s_utilisation_is_its_own() -> None:
-    cost = estimated_on("h100", "arch=llama3", "size=llama3_8b", "train.tokens=1e9").cost
+    cost = estimated_on("h100", "size=llama3_8b", "arch=llama3", *SHARED).cost
     assert 6667 * 3 * cost.flops_per_token_dense / 989e12 == pytest.approx(0.39, abs=0.005)
     assert 5762 * 3 * cost.flops_per_token_dense / 989e12 == pytest.approx(0.335, abs=0.01)
 
 
 @pytest.mark.slow
 def test_llama_65b_at_its_own_utilisation_takes_about_21_days() -> None:
-    overrides = ["arch=llama", "size=llama_65b", "trainer.devices=8", "trainer.num_nodes=256", "train.tokens=1.4e12"]
-    estimate = estimated_on("a100", *overrides, "train.batch_size=2048")
+    nodes = ("trainer=fsdp", "trainer.devices=8", "trainer.num_nodes=256", "train.batch_size=2048")
+    estimate = estimated_on("a100", "arch=llama", "size=llama_65b", "train.tokens=1.4e12", *nodes)
     mfu = 380 * estimate.cost.train_flops_per_token / 312e12
     days = replace(estimate, mfu=mfu).seconds / 86400
     assert estimate.setup.devices == 2048
@@ -314,7 +314,7 @@ def test_time_is_flops_over_devices_peak_and_utilisation() -> None:
 @pytest.mark.slow
 def test_recomputing_blocks_takes_up_to_a_third_more_time_and_lowers_mfu() -> None:
     plain, attention, block = (
-        estimated_on("h100", "size=llama3_8b", "arch=llama3", "train.tokens=1e9", f"train.recompute={parts}")
+        estimated_on("h100", "size=llama3_8b", "arch=llama3", *SHARED, f"train.recompute={parts}")
         for parts in ("none", "attention", "block")
     )
     flops = plain.cost.train_flops_per_token
@@ -325,13 +325,6 @@ def test_recomputing_blocks_takes_up_to_a_third_more_time_and_lowers_mfu() -> No
         assert estimate.reached_mfu * estimate.seconds == pytest.approx(plain.reached_mfu * plain.seconds)
     assert 1.25 < block.seconds / plain.seconds < 4 / 3
     assert 1.05 < attention.seconds / plain.seconds < 1.15
-
-
-@pytest.mark.slow
-def test_parameters_are_exact() -> None:
-    estimate = estimated_on("h100", "arch=llama2", "size=llama2_70b", "train.tokens=1e9", "trainer.devices=64")
-    assert estimate.cost.params == 68_976_648_192
-    assert estimate.cost.kv_bytes == 4096 * 327_680
 
 
 @pytest.mark.parametrize("overrides", [("arch=llama",), ("arch=gemma2",), ("train.recompute=block", "optim=muon")])
@@ -440,13 +433,11 @@ def test_a_model_that_no_number_of_devices_holds_has_no_nearest_setting() -> Non
 # Devices
 
 
-@pytest.mark.slow
 def test_auto_is_one_device_and_a_sharded_run_is_estimated_sharded() -> None:
-    one = estimated_on("h100", "arch=llama2", "train.tokens=1e9")
+    one = estimated_on("h100", "size=pico")
     assert (one.setup.devices, one.setup.layout) == (1, "one device")
-    overrides = ["arch=llama2", "train.tokens=1e9", "trainer.devices=4"]
-    _, beside = estimated_on("h100", *overrides).columns
-    (sharded,) = estimated_on("h100", *overrides, "trainer=fsdp").columns
+    _, beside = estimated_on("h100", "size=pico", "trainer.devices=4").columns
+    (sharded,) = estimated_on("h100", "size=pico", "trainer.devices=4", "trainer=fsdp").columns
     assert sharded == beside
     assert sharded.setup.layout == "FSDP"
 
@@ -485,7 +476,8 @@ def test_an_estimate_is_printed_in_80_columns_and_writes_nothing(command: Comman
 
 @pytest.mark.slow
 def test_an_estimate_says_what_it_recomputes(command: Command) -> None:
-    ran = command(*ESTIMATE, "size=llama3_8b", "arch=llama3", "train.tokens=1e9", "train.recompute=block")
+    sharded = ("size=llama3_8b", "arch=llama3", "trainer=fsdp", "trainer.devices=16")
+    ran = command(*ESTIMATE, *sharded, "train.tokens=1e9", "train.recompute=block")
     text = " ".join(ran.out.split())
     assert "recomputed, beside them 1.61e+19" in text
     assert "time at 30% MFU" in text
@@ -504,9 +496,8 @@ def test_the_vocabulary_that_is_assumed_is_told(overrides: list[str], told: str,
     assert told in command(*ESTIMATE, *overrides).out
 
 
-@pytest.mark.slow
 def test_a_sweep_prints_an_estimate_for_each(command: Command) -> None:
-    ran = command("--multirun", *ESTIMATE, "trainer.devices=1,8")
+    ran = command("--multirun", *ESTIMATE, "size=pico", "trainer.devices=1,8")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.count("parameters") == 2
     assert "8 x h100" in ran.out

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llama_lab.data.tokenizer import ByteTokenizer
 from llama_lab.evaluation import text as text_module
 from llama_lab.evaluation.load import TrainedRun, load_run
-from llama_lab.evaluation.text import SEPARATOR, generate_texts, new_tokens, write_texts
+from llama_lab.evaluation.text import SEPARATOR, encode_prompts, generate_texts, write_texts
 from llama_lab.util.errors import ConfigError
 from tests.composing import eval_settings
 
@@ -149,9 +149,10 @@ def test_a_text_stops_at_its_end_and_does_not_show_it(endless: Path) -> None:
 def test_without_a_length_text_goes_on_for_200_tokens_or_as_far_as_the_context_reaches(
     endless: Path, learned: Path
 ) -> None:
-    for run, expected in ((endless, 200), (learned, 32 - 4)):
-        assert new_tokens(load_run(run).model, [[EOT, 1], [EOT, 1, 2, 3]], eval_settings()) == expected
-        assert new_tokens(load_run(run).model, [[EOT, 1]], eval_settings("max_new_tokens=7")) == 7
+    for folder, expected in ((endless, 200), (learned, 32 - 4)):
+        run = load_run(folder)
+        assert encode_prompts(run.tokenizer, run.model, ["d", "ddd"], eval_settings())[1] == expected
+        assert encode_prompts(run.tokenizer, run.model, ["d"], eval_settings("max_new_tokens=7"))[1] == 7
 
 
 REFUSED = {

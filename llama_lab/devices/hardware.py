@@ -3,6 +3,7 @@
 import os
 import warnings
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
@@ -47,8 +48,7 @@ class Hardware:
         return self.devices * self.num_nodes
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(NamedTuple):
     """The processes that a launcher has started, one per device. devices: on each node."""
 
     launcher: str
@@ -121,12 +121,11 @@ def choose_hardware(trainer: DictConfig, micro_batches: int = 1) -> Hardware:
     if devices == -1:
         devices = available or 1
     elif devices == "auto":
-        devices = found.devices if found else sharing_devices(available or 1, nodes, micro_batches)
+        sharing = (n for n in range(available or 1, 1, -1) if micro_batches % (n * nodes) == 0)  # equally
+        devices = found.devices if found else next(sharing, 1)
     if devices < 1 or (available is not None and devices > available):
-        raise ConfigError(
-            f"trainer.devices={devices}: this machine has {available or 'a'} {accelerator}; choose 1 or more, -1 or "
-            f"auto"
-        )
+        here = f"{available or 'a'} {accelerator}"
+        raise ConfigError(f"trainer.devices={devices}: this machine has {here}; choose 1 or more, -1 or auto")
     if accelerator == "cpu" and devices > usable_cores() and started() is None:
         raise ConfigError(
             f"trainer.devices={devices}: on CPUs each is a process that needs a core of its own, and this one may use "
@@ -148,11 +147,6 @@ def check_strategy(wanted: str) -> None:
     """Raise ConfigError for an unknown strategy."""
     if wanted not in STRATEGIES:
         raise ConfigError(f"trainer.strategy={wanted}: unknown; choose {', '.join(STRATEGIES)}")
-
-
-def sharing_devices(available: int, nodes: int, micro_batches: int) -> int:
-    """The largest number of devices per node, up to all, that share the micro-batches equally; 1 if none do."""
-    return next((n for n in range(available, 1, -1) if micro_batches % (n * nodes) == 0), 1)
 
 
 def choose_accelerator(wanted: str, setting: str = "trainer.accelerator") -> str:
@@ -177,10 +171,8 @@ def choose_precision(wanted: str | int, accelerator: str, has_bf16: bool) -> str
     if wanted not in possible:
         meant = [precision for precision in possible if str(wanted) in precision][:1]
         near = f" (did you mean {meant[0]}?)" if meant else ""
-        raise ConfigError(
-            f"trainer.precision={wanted}: this {accelerator} cannot train in it{near}; choose auto or "
-            f"{', '.join(possible)}"
-        )
+        others = f"choose auto or {', '.join(possible)}"
+        raise ConfigError(f"trainer.precision={wanted}: this {accelerator} cannot train in it{near}; {others}")
     return str(wanted)
 
 

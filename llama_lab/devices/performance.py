@@ -49,8 +49,9 @@ DEVICES = {
 
 
 def named(device_name: str) -> Device | None:
-    """The device with the driver's name `device_name`; None if it is not in the table."""
-    return next((device for name, device in DEVICES.items() if re.search(rf"\b{name}\b", device_name)), None)
+    """The device with the driver's name `device_name`; None if it is not in the table, or a slice of one (MIG)."""
+    known = DEVICES if "MIG" not in device_name else {}
+    return next((device for name, device in known.items() if re.search(rf"\b{name}\b", device_name)), None)
 
 
 def options() -> dict[str, Device]:
@@ -60,9 +61,7 @@ def options() -> dict[str, Device]:
 
 def peak_flops(device_name: str, precision: str) -> float | None:
     """Dense peak of a device in FLOP/s; None for unknown devices, MIG slices, and precisions other than bf16."""
-    if not precision.startswith("bf16") or "MIG" in device_name:
-        return None
-    device = named(device_name)
+    device = named(device_name) if precision.startswith("bf16") else None
     return device.peak if device else None
 
 

@@ -26,23 +26,7 @@ class Site:
 
     def hardware(self, trainer: DictConfig, micro_batches: int) -> Hardware:
         """The hardware of a run with the group `trainer`; see `choose_hardware`. Raises ConfigError."""
-        trainer = trainer.copy()
-        trainer.accelerator = self._accelerator(trainer.accelerator)
-        if self.gpus is not None and trainer.accelerator == "gpu":
-            if trainer.devices not in ("auto", -1, self.gpus):
-                raise ConfigError(
-                    f"trainer.devices={trainer.devices}: hydra/launcher={self.launcher} gives each run "
-                    f"hydra.launcher.gpus_per_run={self.gpus}; set that, and leave trainer.devices out"
-                )
-            trainer.devices = self.gpus
-        if not self.several_nodes and trainer.num_nodes not in (1, "auto"):
-            raise ConfigError(
-                f"trainer.num_nodes={trainer.num_nodes}: {self.launcher.capitalize()} gives each run one node; set it "
-                f"to 1"
-            )
-        return self._elsewhere(trainer) if self.elsewhere else choose_hardware(trainer, micro_batches)
-
-    def _accelerator(self, asked: str) -> str:
+        trainer, asked = trainer.copy(), trainer.accelerator
         if not self.elsewhere:
             asked = choose_accelerator(asked)
         if asked not in ("auto", *self.accelerators):
@@ -52,22 +36,28 @@ class Site:
                 f"{', '.join(['auto', *sorted(self.accelerators, reverse=True)[:-1]])} and "
                 f"{min(self.accelerators)}{remedy}"
             )
-        return self.accelerators[0] if asked == "auto" else asked
-
-    def _elsewhere(self, trainer: DictConfig) -> Hardware:
-        """The hardware on another machine: one device on one node for `auto`."""
+        trainer.accelerator = self.accelerators[0] if asked == "auto" else asked
+        if self.gpus is not None and trainer.accelerator == "gpu":
+            if trainer.devices not in ("auto", -1, self.gpus):
+                raise ConfigError(
+                    f"trainer.devices={trainer.devices}: hydra/launcher={self.launcher} gives each run "
+                    f"hydra.launcher.gpus_per_run={self.gpus}; set that, and leave trainer.devices out"
+                )
+            trainer.devices = self.gpus
+        if not self.several_nodes and trainer.num_nodes not in (1, "auto"):
+            launcher = self.launcher.capitalize()
+            raise ConfigError(f"trainer.num_nodes={trainer.num_nodes}: {launcher} gives each run one node; set it to 1")
+        if not self.elsewhere:
+            return choose_hardware(trainer, micro_batches)
         check_strategy(trainer.strategy)
-        for key in ("devices", "num_nodes"):
+        for key in ("devices", "num_nodes"):  # one for `auto`
             if trainer[key] == -1:
                 raise ConfigError(f"trainer.{key}=-1: hydra/launcher={self.launcher} needs a number per run")
             if trainer[key] == "auto":
                 trainer[key] = 1
             if trainer[key] < 1:
                 raise ConfigError(f"trainer.{key}={trainer[key]}: must be a positive whole number, or auto")
-        accelerator, precision = trainer.accelerator, trainer.precision
+        name, precision, sharded = trainer.accelerator, trainer.precision, trainer.strategy == "fsdp"
         if precision != "auto":
-            precision = choose_precision(precision, accelerator, has_bf16=True)
-        sharded = trainer.strategy == "fsdp"
-        return Hardware(
-            accelerator, trainer.devices, trainer.num_nodes, precision, accelerator, sharded, elsewhere=True
-        )
+            precision = choose_precision(precision, name, has_bf16=True)
+        return Hardware(name, trainer.devices, trainer.num_nodes, precision, name, sharded, elsewhere=True)

@@ -282,7 +282,7 @@ def find_device(wanted: str | None) -> tuple[str, Device]:
         raise ConfigError(f"device=null: this machine has no GPU to estimate for; choose {' | '.join(known)}")
     name = torch.cuda.get_device_name()
     device = named(name)
-    if device is None or "MIG" in name:
+    if device is None:
         raise ConfigError(f"device=null: we do not know the peak of this machine's {name}; choose {' | '.join(known)}")
     return name, replace(device, memory=device_memory(torch.device("cuda")))
 

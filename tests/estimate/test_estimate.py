@@ -355,7 +355,7 @@ def small(norm: str) -> MemoryModel:
     return model_of_memory("size=pico", f"norm={norm}")
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     st.sampled_from(["rmsnorm", "layernorm"]),
     st.booleans(),

@@ -38,7 +38,7 @@ def report(folder: Path, trust: "Trust", logger: DictConfig | None) -> bool:
     result = write_report(folder, trust)
     if logger and logger.wandb:
         log_report(result, folder, logger)
-    return all(run.status == "diverged" and run.is_tuning for run in result.divergences)
+    return all(run.status == "diverged" and member.tunes is not None for member, run in result.unfinished)
 
 
 ConfigStore.instance().store(

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,7 @@ from llama_lab.config.trust import Trust
 from llama_lab.runs.folder import RESOLVED, is_run
 from llama_lab.runs.record import Record, finished, missing_record, read_record, started, trained_beside
 from llama_lab.runs.stored import FIXED_COSTS, MEASURED_COSTS
-from llama_lab.runs.study import ArmSpeed, Pair, Study, measured_speed
+from llama_lab.runs.study import Arm, ArmSpeed, Pair, Study, measured_speed
 
 from .architectures import architectures
 from .comparisons import Judged, compare_arms, describe_tests, effects_of, interactions_of
@@ -30,22 +29,19 @@ from .result import (
     SPEEDS,
     ArmResult,
     Comparison,
-    Divergence,
-    Front,
     Lengths,
     Metric,
     Reach,
     Result,
-    common_losses,
     estimate_of,
     final_losses,
 )
 from .scaling_gains import scaled
 from .settings import RATE, different_settings
-from .statistics import estimate, first_reach, geometric_mean, paired_difference, pareto_front
+from .statistics import estimate, first_reach, geometric_mean, paired_difference
 from .verdict import answer
 
-Speeds = Mapping[str, ArmSpeed]
+RecordPair = tuple[Record, Record]
 
 
 def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # noqa: B008, Trust is immutable
@@ -64,12 +60,14 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     losses = {unit: final_losses(judged, unit) for unit in METRICS}
     speed = measured_speed(folder)
     compared = compare_arms(study, judged, losses, metric, is_final=True)
-    arms = _arm_results(study, judged, metric, compared, speed.arms if speed else {}, bool(rates))
+    speeds = speed.arms if speed else {}
+    arms = tuple(
+        _arm_result(study, arm, judged, metric, compared, speeds.get(arm.name), bool(rates)) for arm in study.arms
+    )
     effects = effects_of(study, losses[metric]) if study.is_factorial else ()
     pairs = tuple(c for pair in study.family if (c := compared.get(pair))) if study.compare == "all" else ()
     ranked = rankings(study, arms, pairs, speed, metric)
     ranks = {one.arm: one.ranks for one in ranked[0].standings if one.ranks} if ranked else {}
-    is_timed = speed is not None and of_arm.keys() <= speed.arms.keys()
     facts = pd.DataFrame([environment(record.environment) for record in started(records)])
     first = next(iter(started(judged[study.baseline])), None)
     result = Result(
@@ -78,14 +76,9 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         tests=describe_tests(study, compared, effects),
         arms=arms,
         curves=tuple(curve for arm in arms for curve in loss_curves(arm.name, arm.records, metric)),
-        front=Front(
-            kv_cache=_best_trades(arms, metric, "kv_cache/bytes_per_token", 1),
-            throughput=_best_trades(arms, metric, "perf/tokens_per_second", -1),
-        ),
         inference=tuple(filter(None, (inference(arm.name, arm.records) for arm in arms))),
         effects=effects,
         learning_rates=rates,
-        divergences=tuple(_divergence(run) for run in runs[runs["status"] != "done"].itertuples()),
         lengths=tuple(found for name, own in judged.items() if (found := _lengths(name, own))),
         seeds=tuple(sorted({record.seed for own in judged.values() for record in own})),
         environment={fact: facts[fact].value_counts(sort=False).to_dict() for fact in facts},
@@ -99,9 +92,10 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
         rankings=ranked,
         records=tuple(records),
         architectures=architectures(study, arms, trust),
-        scaling=scaled(arms, metric, is_timed) if study.is_scaling else None,
+        scaling=scaled(arms, metric, is_timed=of_arm.keys() <= speeds.keys()) if study.is_scaling else None,
         trust=trust,
     )
+    result = replace(result, unfinished=tuple(pair for pair in result.members if not pair[1].done))
     verdict, sentences = answer(result)
     return replace(result, verdict=verdict, answer=sentences, warnings=warnings(result), notes=notes(result))
 
@@ -123,37 +117,34 @@ def _read(study: Study, folder: Path) -> pd.DataFrame:
     return runs.astype({"rate": float, "tunes": float})
 
 
-def _arm_results(
-    study: Study, judged: Judged, metric: Metric, compared: dict[Pair, Comparison], speeds: Speeds, is_swept: bool
-) -> tuple[ArmResult, ...]:
-    baseline = {record.seed: record for record in finished(judged[study.baseline])}
-    if study.is_scaling:  # whose baseline is of another size
-        baseline = {}
-    return tuple(
-        ArmResult(
-            arm=arm,
-            learning_rates=tuple(sorted({r.config[RATE] for r in started(judged[arm.name]) if RATE in r.config})),
-            records=tuple(judged[arm.name]),
-            loss=estimate_of(judged[arm.name], "val/loss"),
-            bits=estimate_of(judged[arm.name], "val/bits_per_byte"),
-            accuracy=estimate_of(judged[arm.name], "val/accuracy"),
-            ema=estimate_of(judged[arm.name], "val/ema_loss"),
-            to_previous=compared.get((arm.name, arm.previous)) if arm.previous else None,
-            to_baseline=compared.get((arm.name, study.baseline)) if arm.name != study.baseline else None,
-            to_reach=_to_reach(judged[arm.name], metric, baseline, speeds.get(arm.name)),
-            reach=_reach(judged[arm.name], metric, baseline),
-            costs=_costs(judged[arm.name], speeds.get(arm.name)),
-            difference=_difference(judged[arm.previous or study.baseline], judged[arm.name], is_swept),
-        )
-        for arm in study.arms
+def _arm_result(
+    study: Study,
+    arm: Arm,
+    judged: Judged,
+    metric: Metric,
+    compared: Mapping[Pair, Comparison],
+    speed: ArmSpeed | None,
+    is_swept: bool,
+) -> ArmResult:
+    records = judged[arm.name]
+    ours, theirs = started(records), started(judged[arm.previous or study.baseline])
+    baseline = {} if study.is_scaling else {record.seed: record for record in finished(judged[study.baseline])}
+    pairs = [(record, baseline[record.seed]) for record in records if record.seed in baseline]
+    return ArmResult(
+        arm=arm,
+        learning_rates=tuple(sorted({record.config[RATE] for record in ours if RATE in record.config})),
+        records=tuple(records),
+        loss=estimate_of(records, "val/loss"),
+        bits=estimate_of(records, "val/bits_per_byte"),
+        accuracy=estimate_of(records, "val/accuracy"),
+        ema=estimate_of(records, "val/ema_loss"),
+        to_previous=compared.get((arm.name, arm.previous or "")),
+        to_baseline=compared.get((arm.name, study.baseline)),
+        to_reach=_to_reach(pairs, metric, speed),
+        reach=_reach(pairs, metric),
+        costs=_costs(records, speed),
+        difference=different_settings(theirs[0], ours[0], is_swept) if ours and theirs else {},
     )
-
-
-def _difference(
-    reference: Sequence[Record], records: Sequence[Record], is_swept: bool
-) -> dict[str, tuple[object, object]]:
-    ours, theirs = started(records), started(reference)
-    return different_settings(theirs[0], ours[0], is_swept) if ours and theirs else {}
 
 
 def _costs(records: Sequence[Record], speed: ArmSpeed | None) -> dict[str, float]:
@@ -172,53 +163,44 @@ def _costs(records: Sequence[Record], speed: ArmSpeed | None) -> dict[str, float
     return costs | speed.costs
 
 
-def _to_reach(
-    records: Sequence[Record], metric: Metric, baseline: Mapping[int, Record], speed: ArmSpeed | None
-) -> dict[str, float]:
-    """See ArmResult.to_reach; baseline: its finished runs by seed.
+def _to_reach(pairs: Sequence[RecordPair], metric: Metric, speed: ArmSpeed | None) -> dict[str, float]:
+    """See ArmResult.to_reach; pairs: an arm's runs, each with the finished baseline of its seed.
 
     Seconds follow from the speed that was measured in turn, or else are those that the runs logged, if none trained
     beside another.
     """
-    reached = []
-    for record in (record for record in records if record.seed in baseline):
-        tokens, seconds = (_reaches(record, metric, baseline[record.seed], axis) for axis in ("tokens", "seconds"))
+    reached: dict[str, list[float]] = {}
+    for record, baseline in pairs:
+        tokens, seconds = (_reaches(record, baseline, metric, axis) for axis in ("tokens", "seconds"))
         if tokens is None or seconds is None:
             return {}
+        found = {"tokens": tokens, "flops": tokens * record.costs["train_flops_per_token"]}
         if speed:
-            seconds = tokens / speed.costs["perf/tokens_per_second"]
-        reached.append({"tokens": tokens, "flops": tokens * record.costs["train_flops_per_token"]})
-        if speed or not trained_beside(records):
-            reached[-1]["seconds"] = seconds
-    return {key: fmean([one[key] for one in reached]) for key in reached[0]} if reached else {}
+            found["seconds"] = tokens / speed.costs["perf/tokens_per_second"]
+        elif not trained_beside(record for record, _ in pairs):
+            found["seconds"] = seconds
+        reached = {key: [*reached.get(key, ()), value] for key, value in found.items()}
+    return {key: fmean(values) for key, values in reached.items()}
 
 
-def _reach(records: Sequence[Record], metric: Metric, baseline: Mapping[int, Record]) -> Reach | None:
+def _reach(pairs: Sequence[RecordPair], metric: Metric) -> Reach | None:
     """None without curves, or without a seed that both have finished."""
     ratios, censored = {}, set()
-    for record in (record for record in finished(records) if record.seed in baseline):
-        own, whole = (_reaches(one, metric, baseline[record.seed]) for one in (record, baseline[record.seed]))
+    for record, baseline in (pair for pair in pairs if pair[0].done):
+        own, whole = (_reaches(one, baseline, metric) for one in (record, baseline))
         evaluated = [row["tokens"] for row in record.metrics if metric in row]
         if evaluated and whole:
             ratios[record.seed] = (evaluated[-1] if own is None else own) / whole
             censored |= {record.seed} if own is None else set()
-    if not ratios:
-        return None
-    return Reach(ratios, frozenset(censored), None if censored else geometric_mean([*ratios.values()]))
+    return (
+        Reach(ratios, frozenset(censored), None if censored else geometric_mean([*ratios.values()])) if ratios else None
+    )
 
 
-def _reaches(record: Record, metric: Metric, baseline: Record, axis: str = "tokens") -> float | None:
+def _reaches(record: Record, baseline: Record, metric: Metric, axis: str = "tokens") -> float | None:
     """The tokens (or seconds) of training at which a run first has the baseline's final loss; None if it never has."""
     rows = [row for row in record.metrics if metric in row and row["step"]]  # step 0: what a warm start begins with
     return first_reach([row[axis] for row in rows], [row[metric] for row in rows], baseline.summary[metric])
-
-
-def _best_trades(arms: Sequence[ArmResult], metric: Metric, cost: str, sign: int) -> tuple[str, ...]:
-    """The arms on the front of loss, over common seeds, and cost; sign -1 for a cost of which more is better."""
-    means = common_losses(arms, metric).mean().dropna()
-    costs = {arm.name: sign * arm.costs[cost] for arm in arms if cost in arm.costs and arm.name in means}
-    on_front = pareto_front(list(costs.values()), [means[name] for name in costs])
-    return tuple(name for name, is_on in zip(costs, on_front, strict=True) if is_on)
 
 
 def _lengths(arm: str, records: Sequence[Record]) -> Lengths | None:
@@ -245,9 +227,3 @@ def _lengths(arm: str, records: Sequence[Record]) -> Lengths | None:
         },
         changes=[paired_difference(pair["longer"], pair["trained"]) if len(pair) else None for pair in pairs.values()],
     )
-
-
-def _divergence(run: Any) -> Divergence:
-    tokens = max((row["tokens"] for row in run.record.metrics), default=0.0)
-    rate, is_tuning = (None if math.isnan(run.rate) else run.rate), not math.isnan(run.tunes)
-    return Divergence(run.arm, run.record.seed, run.status, tokens, run.record.message, rate, is_tuning)

@@ -22,9 +22,8 @@ def loss_curves(arm: str, records: Sequence[Record], metric: Metric) -> Iterator
 
     The training loss is left out if arms are judged in bits per byte.
     """
-    shown = drawn(records)
     metrics: tuple[CurveMetric, ...] = (metric, "train/loss") if metric == "val/loss" else (metric,)
-    for one in metrics if shown else ():
+    for one in metrics if (shown := drawn(records)) else ():
         rows = [{row["tokens"]: row for row in record.metrics if one in row} for record in shown]
         tokens = _thin(sorted(set.intersection(*map(set, rows))), MAX_POINTS)
         flops = [n * shown[0].costs["train_flops_per_token"] for n in tokens]
@@ -42,11 +41,10 @@ def difference_curves(study: Study, judged: Judged, final: Table, metric: Metric
     done = finished(record for records in judged.values() for record in records)
     if not done:
         return ()
-    rows = _logged(done, *METRICS)
-    at = dict(list(rows.groupby("tokens")))
+    at: dict[float, pd.DataFrame | None] = dict(list(_logged(done).groupby("tokens")))
     ends = {record.summary["tokens"] for record in done}
     if len(ends) == 1:
-        at = {tokens: of_all for tokens, of_all in at.items() if tokens < min(ends)} | dict.fromkeys(ends)
+        at = {tokens: rows for tokens, rows in at.items() if tokens < min(ends)} | dict.fromkeys(ends)
     points: dict[Pair, list[tuple[float, PairedDifference]]] = {}
     for tokens in _thin(list(at), MAX_JUDGED):
         losses = final
@@ -66,12 +64,11 @@ def difference_curves(study: Study, judged: Judged, final: Table, metric: Metric
     )
 
 
-def _logged(records: Sequence[Record], *metrics: str) -> pd.DataFrame:
-    """The rows of metrics.csv that have these metrics, with `arm` and `seed`, at the tokens that all runs share."""
-    columns = ["tokens", "seconds", *metrics]
+def _logged(records: Sequence[Record]) -> pd.DataFrame:
+    """The rows of metrics.csv that have METRICS, with `arm` and `seed`, at the tokens that all runs share."""
     tables = [
-        pd.DataFrame(record.metrics, columns=columns).dropna().assign(arm=record.arm, seed=record.seed, run=i)
-        for i, record in enumerate(records)
+        pd.DataFrame(one.metrics, columns=["tokens", *METRICS]).dropna().assign(arm=one.arm, seed=one.seed, run=i)
+        for i, one in enumerate(records)
     ]
     rows = pd.concat(tables).drop_duplicates(["run", "tokens"], keep="last")
     return rows[rows.groupby("tokens")["run"].transform("size") == len(records)]

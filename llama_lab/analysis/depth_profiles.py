@@ -30,11 +30,8 @@ def names(quantity: str) -> list[str]:
 
 def telemetry(arm: str, records: Sequence[Record]) -> Telemetry | None:
     """The means over the runs that logged it, at steps that all of them did; None without any."""
-    tables = [_table(record) for record in records]
-    known = [table for table in tables if len(table)]
-    if not known:
-        return None
-    rows = pd.concat(known).groupby(level=0)
+    known = [table for table in map(_table, records) if len(table)]
+    rows = pd.concat(known or [pd.DataFrame()]).groupby(level=0)
     means = rows.mean()[rows.size() == len(known)]
     if means.empty:
         return None

@@ -42,19 +42,19 @@ def combine(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
     if empty := [path for path, runs in found.items() if not runs]:
         raise ConfigError(f"{empty[0]}: holds no run; name folders of runs or studies, such as runs/llama/base/seed=1")
     records = [read_record(run) for runs in found.values() for run in runs]
-    groups: dict[str, list[Record]] = {}
-    axes: dict[str, dict[str, str]] = {}
+    groups: dict[tuple[tuple[str, str], ...], list[Record]] = {}  # by their levels of the axes
     for record, label in zip(records, short_names(records), strict=True):
         known = {**record.config, **record.environment.choices}
-        if unknown := [key for key in group_by if key not in known]:
-            key = unknown[0]
-            raise ConfigError(f"--group-by {key}: {record.path} has no such setting{suggestion(key, known)}")
-        levels = {key: str(known[key]) for key in group_by} or {"arm": label}
-        name = ", ".join(f"{key}={value}" for key, value in levels.items()) if group_by else levels["arm"]
-        groups.setdefault(name, []).append(record)
-        axes[name] = levels
-    arms = tuple(Arm(name, axes[name], arm_members(name, members)) for name, members in groups.items())
-    return Study("comparison", "comparison", arms[0].name, arms)
+        for key in group_by:
+            if key not in known:
+                raise ConfigError(f"--group-by {key}: {record.path} has no such setting{suggestion(key, known)}")
+        levels = tuple({key: str(known[key]) for key in group_by}.items()) or (("arm", label),)
+        groups.setdefault(levels, []).append(record)
+    arms = []
+    for levels, members in groups.items():
+        name = ", ".join(map("=".join, levels)) if group_by else levels[0][1]
+        arms.append(Arm(name, dict(levels), arm_members(name, members)))
+    return Study("comparison", "comparison", arms[0].name, tuple(arms))
 
 
 def runs_below(path: Path) -> list[Path]:

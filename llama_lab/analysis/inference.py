@@ -1,7 +1,7 @@
 """The cost of generation: speeds and cache sizes of an arm, from the eval.json of its runs."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -17,7 +17,11 @@ TIMED = ("prefill", "decode", "uncached")
 def inference(arm: str, records: Sequence[Record]) -> Inference | None:
     """The measurements that all evaluated records have in common; None without any."""
     measured = _shared(records, "speed", ["batch_size", "context"])
-    speeds = tuple(_speed(batch_size, context, rows) for (batch_size, context), rows in measured)
+    speeds = []
+    for (batch_size, context), rows in measured:
+        prefill, decode, uncached = (rows[part].map(_median) for part in TIMED)
+        spreads = map(_spread, (batch_size / decode, batch_size / uncached, uncached / decode, prefill))
+        speeds.append(Speed(batch_size, context, len(rows), *spreads))
     caches = _shared(records, "cache", ["batch_size", "dtype", "context"])
     # The cache of a batch is divided by its size: the smallest batch is the closest to one sequence.
     smallest = min((batch_size for (batch_size, *_), _ in caches), default=0)
@@ -26,7 +30,7 @@ def inference(arm: str, records: Sequence[Record]) -> Inference | None:
         for (batch_size, dtype, context), rows in caches
         if batch_size == smallest
     )
-    return Inference(arm, speeds, sizes) if speeds or sizes else None
+    return Inference(arm, tuple(speeds), sizes) if speeds or sizes else None
 
 
 def _shared(records: Sequence[Record], part: str, keys: list[str]) -> list[tuple[tuple[Any, ...], pd.DataFrame]]:
@@ -38,29 +42,11 @@ def _shared(records: Sequence[Record], part: str, keys: list[str]) -> list[tuple
     return [(key, own) for key, own in rows.groupby(keys, sort=False) if len(own) == len(measured)]
 
 
-def _speed(batch_size: int, context: int, rows: pd.DataFrame) -> Speed:
-    prefill, decode, uncached = (rows[part].map(_median) for part in TIMED)
-    return Speed(
-        batch_size=batch_size,
-        context=context,
-        runs=len(rows),
-        decode=_known_spread(batch_size / decode),
-        uncached=_known_spread(batch_size / uncached),
-        gain=_known_spread(uncached / decode),
-        prefill=_known_spread(prefill),
-    )
-
-
 def _median(seconds: Collection[float] | None) -> float:
     """nan if there are none, or if one is not positive and finite."""
     return median(seconds) if seconds and all(0 < one < math.inf for one in seconds) else math.nan
 
 
-def _spread(values: Iterable[float]) -> Spread:
-    found = list(values)
-    return Spread(fmean(found), min(found), max(found))
-
-
-def _known_spread(values: pd.Series) -> Spread | None:
+def _spread(values: pd.Series) -> Spread | None:
     """None if a value is unknown."""
-    return _spread(values) if all(map(math.isfinite, values)) else None
+    return Spread(fmean(values), min(values), max(values)) if all(map(math.isfinite, values)) else None

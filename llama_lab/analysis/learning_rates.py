@@ -50,7 +50,7 @@ def learning_rates(arm: str, runs: pd.DataFrame) -> LearningRates:
         on_edge=any(map(is_on_edge, tuned.values())) if tuned else best in (rates[0], rates[-1]),
         sensitivity=_sensitivity(ended),
         chosen={seed: chosen_rate(losses) for seed, losses in tuned.items()},
-        left=_left(runs, [found for losses in tuned.values() if (found := fitted_optimum(losses))]),
+        left=_left(runs, list(filter(None, map(fitted_optimum, tuned.values())))),
     )
 
 

@@ -6,6 +6,7 @@ Losses are in nats per token, `bits` in bits per byte of text. Differences are a
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, Literal
 
 import pandas as pd
@@ -19,7 +20,7 @@ from llama_lab.util.formatting import UNKNOWN
 
 from .scaling_law import Scaling
 from .sentences import by_value
-from .statistics import Effect, Estimate, PairedDifference, SeedRange, estimate
+from .statistics import Effect, Estimate, PairedDifference, SeedRange, estimate, pareto_front
 
 Metric = Literal["val/loss", "val/bits_per_byte"]
 METRICS: tuple[Metric, ...] = ("val/loss", "val/bits_per_byte")
@@ -235,22 +236,6 @@ class LearningRates:
 
 
 @dataclass(frozen=True)
-class Divergence:
-    """A run that did not finish, and why.
-
-    tokens: at its last logged step. is_tuning: whether the run only served to choose a learning rate.
-    """
-
-    arm: str
-    seed: int
-    status: str
-    tokens: float
-    message: str
-    learning_rate: float | None = None
-    is_tuning: bool = False
-
-
-@dataclass(frozen=True)
 class Lengths:
     """The final loss of one arm at several context lengths; None beyond the end of its position encoding.
 
@@ -264,14 +249,6 @@ class Lengths:
     loss: list[Estimate | None]
     by_position: dict[int, tuple[list[float], list[float]]]
     changes: list[PairedDifference | None] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Front:
-    """The Pareto-optimal arms in loss and each cost."""
-
-    kv_cache: tuple[str, ...] = ()
-    throughput: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -310,8 +287,8 @@ class CacheSize:
 
     dtype: str
     context: int
-    measured: Spread
-    formula: Spread
+    measured: Spread | None
+    formula: Spread | None
 
 
 @dataclass(frozen=True)
@@ -408,12 +385,11 @@ class Result:
     environment: dict[str, dict[str, int]] = field(default_factory=dict)
     baseline_config: str = ""
     curves: tuple[Curve, ...] = ()
-    front: Front = Front()
     inference: tuple[Inference, ...] = ()
     effects: tuple[Effect, ...] = ()
     learning_rates: tuple[LearningRates, ...] = ()
-    divergences: tuple[Divergence, ...] = ()
     lengths: tuple[Lengths, ...] = ()
+    unfinished: tuple[tuple[Member, Record], ...] = ()
     speed: StudySpeed | None = None
     verdict: str = ""
     answer: tuple[str, ...] = ()
@@ -433,6 +409,12 @@ class Result:
     def unit(self) -> str:
         """The unit of `metric`."""
         return unit_of(self.arms, self.metric)
+
+    def front(self, cost: str) -> tuple[str, ...]:
+        """The arms that no other one beats in both the loss, over common seeds, and a cost, of speeds the slowness."""
+        means, sign = common_losses(self.arms, self.metric).mean().dropna(), -1 if cost in SPEEDS else 1
+        costs = {arm.name: sign * arm.costs[cost] for arm in self.arms if cost in arm.costs and arm.name in means}
+        return tuple(compress(costs, pareto_front([*costs.values()], [means[name] for name in costs])))
 
     @property
     def members(self) -> list[tuple[Member, Record]]:

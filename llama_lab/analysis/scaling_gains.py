@@ -8,10 +8,10 @@ import numpy as np
 
 from llama_lab.runs.record import finished
 from llama_lab.runs.study import Arm
-from llama_lab.util.formatting import TIMES, known, number, short, with_interval
+from llama_lab.util.formatting import TIMES, known, number, short
 
 from .result import ArmResult, Metric
-from .scaling_law import HOLDS, Floats, Gains, Point, Scaled, Scaling, scale
+from .scaling_law import HOLDS, Floats, Gains, Point, Scaled, Scaling, logs, scale
 from .statistics import LEVEL, Estimate
 
 BUDGET = "tokens_per_parameter"
@@ -55,17 +55,8 @@ def gain_of(scaling: Scaling, arm: Arm) -> Estimate | None:
     """The gain at an arm's size and budget, by the laws of both; None where the reference did not reach its loss."""
     name, size, budget = place_of(arm)
     gains = next((option.gains for option in scaling.options if option.option == name), None)
-    i = gains.place((size, budget)) if gains else None
-    return gains.line[i] if gains and i is not None else None
-
-
-def relative_speeds(option: Scaled, reference: Scaled) -> list[float]:
-    """The option's training FLOPs per second over the reference's at each cell of its gains; nan where unknown.
-
-    A gain times this is what the option is worth in time on the hardware of the study.
-    """
-    own, base = ({point.cell: point.flops_per_second for point in one.points} for one in (option, reference))
-    return [own[cell] / base[cell] for cell in option.gains.cells] if option.gains else []
+    gain = gains.at((size, budget)) if gains else None
+    return gain.line if gain else None
 
 
 class Line(NamedTuple):
@@ -81,7 +72,7 @@ def law_lines(option: Scaled) -> Iterator[Line]:
     """The loss by the option's law over training FLOPs, along the sizes of each budget."""
     for budget in sorted({point.budget for point in option.points}) if option.law else ():
         line = sorted((point for point in option.points if point.budget == budget), key=lambda point: point.flops)
-        flops, params, tokens = (np.log([getattr(one, key) for one in line]) for key in ("flops", "params", "tokens"))
+        flops, params, tokens = logs(line, "flops", "params", "tokens")
         at = np.linspace(flops[0], flops[-1], 30)
         yield _line(option, np.exp(at), np.interp(at, flops, params), np.interp(at, flops, tokens))
 
@@ -92,8 +83,8 @@ def iso_flop_lines(option: Scaled, reference: Scaled) -> Iterator[tuple[float, L
     For numbers of tokens that the option was trained for.
     """
     points = sorted(option.points, key=lambda point: point.params)
-    params = np.log([point.params for point in points])
-    per_token = np.log([point.flops / point.tokens for point in points])
+    params, compute, spent = logs(points, "params", "flops", "tokens")
+    per_token = compute - spent
     trained = [point.tokens for point in points]
     for flops in np.quantile([point.flops for point in reference.points], (0.25, 0.5, 0.75)) if option.law else ():
         at = np.linspace(params[0], params[-1], 60)
@@ -109,36 +100,27 @@ def _line(option: Scaled, x: Floats, log_params: Floats, log_tokens: Floats) -> 
     return Line(x.tolist(), *(ends.tolist() for ends in found))
 
 
-def times(found: Estimate, factor: float = 1.0) -> str:
-    """A gain with its interval: `1.50 [1.46, 1.55]`."""
-    return with_interval(factor * found.mean, factor * found.low, factor * found.high)
-
-
 def scaling_sentences(scaling: Scaling) -> list[str]:
     """What the study says, the verdict first."""
     reference, *others = scaling.options
-    fitted = [option for option in others if option.gains]
     if scaling.lacking:
         return [f"No power law is fitted: {scaling.lacking}. The losses are shown as points."]
     if scaling.loose:
         return [f"Worth in compute is unknown: the law of {reference.option} is not identified ({scaling.loose})."]
     found = []
-    for option in fitted:
-        gains = option.gains
-        assert gains is not None
-        place = gains.central
-        if place is None:
+    fitted = [(option.option, option.gains) for option in others if option.gains]
+    for name, gains in fitted:
+        if gain := gains.central:
+            timed = f"; with measured training speeds, {number(gain.line.mean * gain.speed, 2)} times the time"
             found.append(
-                f"What {option.option} is worth in compute is unknown: none of its losses is one that "
-                f"{reference.option} reached with as many tokens per parameter."
+                f"{name} is worth {gain.line.text} times the compute of {reference.option} at "
+                f"{short(gain.point.flops)}FLOPs{timed if known(gain.speed) else ''}; {trend(gains)}."
             )
-            continue
-        ratio = relative_speeds(option, reference)[place]
-        timed = f"; with measured training speeds, {number(gains.line[place].mean * ratio, 2)} times the time"
-        found.append(
-            f"{option.option} is worth {times(gains.line[place])} times the compute of {reference.option} at "
-            f"{short(gains.flops[place])}FLOPs{timed if known(ratio) else ''}; {trend(gains)}."
-        )
+        else:
+            found.append(
+                f"What {name} is worth in compute is unknown: none of its losses is one that {reference.option} "
+                f"reached with as many tokens per parameter."
+            )
     together = f", {100 * (1 - LEVEL / len(fitted)):.3g}% each" if len(fitted) > 1 else ""
     return [
         *found,
@@ -154,7 +136,7 @@ def scaling_sentences(scaling: Scaling) -> list[str]:
 
 def trend(gains: Gains) -> str:
     """Whether the gain grows, holds or shrinks with compute."""
-    by = f"{TIMES}{times(gains.growth)} with every tenfold of compute"
+    by = f"{TIMES}{gains.growth.text} with every tenfold of compute"
     if not gains.trend:
         return f"whether the gain grows or shrinks cannot be told ({by})"
     within = f" within {number(100 * (HOLDS - 1))}%" if gains.trend == "holds" else ""

@@ -14,7 +14,6 @@ parameter. An option has a law of its own, so its gain may differ from size to s
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import compress, repeat
 
 import numpy as np
 import numpy.typing as npt
@@ -83,22 +82,20 @@ class Law:
 
     def estimate(self, name: str) -> Estimate:
         """E, A, B, alpha, beta, or gamma: with compute C that is spent best, the loss is E + c / C^gamma."""
-        return interval(self._value(self.theta, name), self._value(self.draws, name))
+        theta = np.vstack([self.theta, self.draws])
+        alpha, beta = theta[:, 3], theta[:, 4]
+        exponents = {"alpha": alpha, "beta": beta, "gamma": alpha * beta / (alpha + beta)}
+        if name in exponents:
+            return interval(exponents[name])
+        place = "EAB".index(name)
+        moved = (0.0, alpha * self.centre[0], beta * self.centre[1])[place]
+        return interval(np.exp(theta[:, place] + moved))
 
     @property
     def loose(self) -> str:
         """The exponents whose intervals span more than LOOSE times: the losses do not determine them."""
         found = {name: self.estimate(name) for name in ("alpha", "beta")}
         return ", ".join(f"{name} {one.text}" for name, one in found.items() if one.high > LOOSE * one.low)
-
-    def _value(self, theta: Floats, name: str) -> Floats:
-        alpha, beta = theta[..., 3], theta[..., 4]
-        exponents = {"alpha": alpha, "beta": beta, "gamma": alpha * beta / (alpha + beta)}
-        if name in exponents:
-            return exponents[name]
-        place = "EAB".index(name)
-        moved = (0.0, alpha * self.centre[0], beta * self.centre[1])[place]
-        return np.asarray(np.exp(theta[..., place] + moved))
 
     def losses(self, params: Floats, tokens: Floats) -> tuple[Floats, Floats, Floats]:
         """The loss at each pair of parameters and tokens, and the ends of its 95% interval."""
@@ -109,30 +106,44 @@ class Law:
 
 
 @dataclass(frozen=True)
-class Gains:
-    """The compute-equivalent gains of one option over the reference.
+class Gain:
+    """The compute-equivalent gain over the reference at one point of an option.
 
-    cells: where both have finished. inside: whether the option's loss there is one that the reference reached at that
-    budget. points: the gain by the paired difference of that cell alone. line: by the laws of both. growth: the factor
-    by which the gain changes with every tenfold of compute, by a straight line through the log gains of all cells.
+    is_reached: whether its loss is one that the reference reached at that budget. alone: by the paired difference of
+    this size and budget alone. line: by the laws of both. speed: the option's training FLOPs per second over the
+    reference's, nan where unknown; a gain times this is what the option is worth in time on the study's hardware.
     """
 
-    cells: tuple[tuple[str, float], ...]
-    flops: tuple[float, ...]
-    inside: tuple[bool, ...]
-    points: tuple[Estimate, ...]
-    line: tuple[Estimate, ...]
+    point: Point
+    is_reached: bool
+    alone: Estimate
+    line: Estimate
+    speed: float
+
+
+@dataclass(frozen=True)
+class Gains:
+    """The gains of one option, wherever both have finished.
+
+    growth: the factor by which the gain changes with every tenfold of compute, by a line through the log gains.
+    """
+
+    every: tuple[Gain, ...]
     growth: Estimate
 
-    def place(self, cell: tuple[str, float]) -> int | None:
-        """The place of a size and budget in these; None unless the reference reached the option's loss there."""
-        return next((i for i, own in enumerate(self.cells) if own == cell and self.inside[i]), None)
+    @property
+    def reached(self) -> list[Gain]:
+        """Those where the reference reached the option's loss, by compute."""
+        return sorted((gain for gain in self.every if gain.is_reached), key=lambda gain: gain.point.flops)
 
     @property
-    def central(self) -> int | None:
-        """The place of the cell in the middle of those inside, by compute; None without any."""
-        places = sorted(compress(range(len(self.cells)), self.inside), key=lambda place: self.flops[place])
-        return places[len(places) // 2] if places else None
+    def central(self) -> Gain | None:
+        """The one in the middle of `reached`; None without any."""
+        return self.reached[len(self.reached) // 2] if self.reached else None
+
+    def at(self, cell: tuple[str, float]) -> Gain | None:
+        """The one at a size and budget; None unless the reference reached the option's loss there."""
+        return next((gain for gain in self.reached if gain.point.cell == cell), None)
 
     @property
     def trend(self) -> str:
@@ -179,32 +190,38 @@ def scale(points: Mapping[str, Sequence[Point]]) -> Scaling:
     lack = {option: lacking(own) for option, own in points.items()}
     reference, *others = points
     fitted = [option for option in others if not lack[option]]
+    laws: dict[str, Law] = {}
+    gains: dict[str, Gains] = {}
+    why = loose = ""
     if lack[reference] or not fitted:
-        found = tuple(Scaled(option, tuple(own), lacking=lack[option]) for option, own in points.items())
-        return Scaling(found, next(f"{option} has {why}" for option, why in lack.items() if why))
-    rng = np.random.default_rng(0)
-    gains = dict(zip(fitted, fit_gains(points[reference], [points[option] for option in fitted], rng), strict=True))
-    laws = {option: None if lack[option] else fit_law(own, rng) for option, own in points.items()}
-    base = laws[reference]
-    loose = base.loose if base else ""
-    return Scaling(
-        tuple(
-            Scaled(option, tuple(own), laws[option], None if loose else gains.get(option), lack[option])
-            for option, own in points.items()
-        ),
-        loose=loose,
+        why = next(f"{option} has {lack[option]}" for option in points if lack[option])
+    else:
+        rng = np.random.default_rng(0)
+        gains = dict(zip(fitted, fit_gains(points[reference], [points[option] for option in fitted], rng), strict=True))
+        laws = {option: fit_law(points[option], rng) for option in points if not lack[option]}
+        loose = laws[reference].loose
+    found = (
+        Scaled(option, tuple(own), laws.get(option), None if loose else gains.get(option), lack[option])
+        for option, own in points.items()
     )
+    return Scaling(tuple(found), why, loose)
 
 
-def interval(value: Floats | float, draws: Floats, level: float = LEVEL) -> Estimate:
-    """A value with the percentile interval of its refits."""
+def interval(values: Floats, level: float = LEVEL) -> Estimate:
+    """The first value with the percentile interval of the others, which are of refits."""
+    draws = values[1:]
     low, high = np.quantile(draws, (level / 2, 1 - level / 2))
-    return Estimate(len(draws), float(value), float(draws.std()), float(low), float(high))
+    return Estimate(len(draws), float(values[0]), float(draws.std()), float(low), float(high))
+
+
+def logs(points: Sequence[Point], *names: str) -> list[Floats]:
+    """The logarithms of these quantities of points."""
+    return [np.log([getattr(point, name) for point in points]) for name in names]
 
 
 def fit_law(points: Sequence[Point], rng: np.random.Generator, draws: int = DRAWS) -> Law:
     """The law of one option. points: enough for one, see `lacking`."""
-    params, tokens = (np.log([getattr(point, key) for point in points]) for key in ("params", "tokens"))
+    params, tokens = logs(points, "params", "tokens")
     centre = float(params.mean()), float(tokens.mean())
     n, d = params - centre[0], tokens - centre[1]
     values = np.array([point.log_loss for point in points])
@@ -236,40 +253,34 @@ def _gains(
     of seeds or of a law that does not fit, cancels.
     """
     at = {point.cell: point for point in reference}
-    pairs = [(at[point.cell], point) for point in points if point.cell in at]
-    pairs = [(one, other) for one, other in pairs if one.losses.keys() & other.losses.keys()]
-    n, d, flops = (np.log([getattr(one, key) for one, _ in pairs]) for key in ("params", "tokens", "flops"))
+    pairs = [(at[one.cell], one) for one in points if one.cell in at and at[one.cell].losses.keys() & one.losses.keys()]
+    n, d, flops = logs([one for one, _ in pairs], "params", "tokens", "flops")
     n, d = n - base.centre[0], d - base.centre[1]
     slopes = np.array([_slopes(one, reference) for one, _ in pairs]).T
-    compute = np.log([other.flops for _, other in pairs])
-    excess = compute - flops
+    (compute,) = logs([other for _, other in pairs], "flops")
     changes = np.array([_change(*pair) for pair in pairs])
 
-    ours, theirs = base.theta[None], base.draws
-    expected = _log_loss(ours, n, d)[0]
-    theta, _ = _minimise(ours, expected + changes, n, d)
-    fitted = _log_loss(theta, n, d)[0] - expected
-    noise = _noise((changes - fitted)[0], rng, len(theirs))
-    start = _log_loss(theirs, n, d)[0]
-    refits, _ = _minimise(theirs + theta - ours, start + fitted + noise, n, d)
+    laws = np.vstack([base.theta, base.draws])  # the first row of all that follows is fitted, the others are drawn
+    start = _log_loss(laws, n, d)[0]
+    theta, _ = _minimise(laws[:1], start[:1] + changes, n, d)
+    fitted = _log_loss(theta, n, d)[0] - start[:1]
+    noise = np.vstack([np.zeros_like(fitted), _noise((changes - fitted)[0], rng, len(base.draws))])
+    refits, _ = _minimise(base.draws + theta - base.theta, (start + fitted + noise)[1:], n, d)
+    ends = _log_loss(np.vstack([theta, refits]), n, d)[0]
+    alone, line = (_invert(laws, n, d, slopes, by) - (compute - flops) for by in (changes + noise, ends - start))
 
-    def gains(theta: Floats, changes: Floats) -> Floats:
-        """The log gains where the log loss changes by so much, (fits, cells)."""
-        return np.asarray(_invert(theta, n, d, slopes, changes) - excess)
-
-    at_points, drawn_points = gains(ours, changes[None])[0], gains(theirs, changes + noise)
-    line, drawn = gains(ours, fitted)[0], gains(theirs, _log_loss(refits, n, d)[0] - start)
-    inside = np.array([_is_reached(other, reference) for _, other in pairs])
     x = compute - compute.mean()
-    growth, drawn_growth = (log_gains @ x / (x @ x) for log_gains in (line, drawn))
-    return Gains(
-        cells=tuple(one.cell for one, _ in pairs),
-        flops=tuple(np.exp(compute)),
-        inside=tuple(inside.tolist()),
-        points=tuple(map(interval, np.exp(at_points), np.exp(drawn_points.T), repeat(level))),
-        line=tuple(map(interval, np.exp(line), np.exp(drawn.T), repeat(level))),
-        growth=interval(10**growth, 10**drawn_growth, level),
-    )
+    gains = [
+        Gain(
+            other,
+            _is_reached(other, reference),
+            interval(np.exp(alone[:, i]), level),
+            interval(np.exp(line[:, i]), level),
+            other.flops_per_second / one.flops_per_second,
+        )
+        for i, (one, other) in enumerate(pairs)
+    ]
+    return Gains(tuple(gains), interval(10 ** (line @ x / (x @ x)), level))
 
 
 def _change(reference: Point, point: Point) -> float:
@@ -370,7 +381,7 @@ def _slopes(point: Point, reference: Sequence[Point]) -> tuple[float, float]:
     line = sorted((one for one in reference if one.budget == point.budget), key=lambda one: one.flops)
     if len(line) < 2:
         return 0.5, 0.5
-    flops, params, tokens = (np.log([getattr(one, key) for one in line]) for key in ("flops", "params", "tokens"))
+    flops, params, tokens = logs(line, "flops", "params", "tokens")
     place = next(i for i, one in enumerate(line) if one.cell == point.cell)
     return float(np.gradient(params, flops)[place]), float(np.gradient(tokens, flops)[place])
 

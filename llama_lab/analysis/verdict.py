@@ -1,6 +1,7 @@
 """The verdict of a study in one sentence, and its findings in several."""
 
 from collections.abc import Sequence
+from itertools import chain
 
 from llama_lab.util.formatting import conjoin, count, decimals, enumerate_some, number, p_value, seed_range
 
@@ -11,6 +12,7 @@ from .statistics import Effect, PairedDifference, term_name
 
 MOST_NAMED = 6  # arms with their numbers in one sentence
 MOST_LIMITS = 3  # excluded changes in one sentence
+VERBS = {"lower": "lowered", "higher": "raised"}  # by verdict
 NOTHING = "Nothing can be concluded from one seed."
 UNCOMPARED = "Nothing can be compared: no arm shares a finished seed with what it is compared with."
 
@@ -21,31 +23,28 @@ def answer(result: Result) -> tuple[str, tuple[str, ...]]:
     By the effects of a factorial, the steps of a ladder, or else the differences to the baseline.
     """
     verdict, sentences = _of_comparisons(result)
-    if not result.scaling:
-        return verdict, sentences
-    gains = scaling_sentences(result.scaling)
-    return gains[0], (*gains, *sentences)
+    gains = scaling_sentences(result.scaling) if result.scaling else []
+    return gains[0] if gains else verdict, (*gains, *sentences)
 
 
 def _of_comparisons(result: Result) -> tuple[str, tuple[str, ...]]:
     study, arms, unit = result.study, result.arms, result.unit
     steps = [arm.to_previous for arm in arms if arm.to_previous]
     compared = steps or [arm.to_baseline for arm in arms if arm.to_baseline]
-    diverged = [
-        f"{how}: it is not tested over the others." for arm in arms if (how := divergence(arm.name, arm.records))
-    ]
+    hows = (divergence(arm.name, arm.records) for arm in arms)
+    diverged = [f"{how}: it is not tested over the others." for how in hows if how]
     final = _first_to_last(result) if study.is_chain else _lowest(result)
     at_longest = _at_longest(result)
     if not compared:
         return UNCOMPARED, (*diverged, UNCOMPARED, *at_longest)
     if max(comparison.bits.n for comparison in compared) == 1:
         return NOTHING, (*diverged, NOTHING, *(final if study.is_chain else ()), *at_longest)
-    noun, against = (
-        ("step" if study.is_chain else "comparison", "") if steps else ("arm", f"Compared with {study.baseline}, ")
-    )
     findings: Sequence[Finding] = compared
+    noun, against = "step" if study.is_chain else "comparison", ""
     if any(effect.change.is_tested for effect in result.effects):
-        noun, against, findings = "effect", "", result.effects
+        noun, findings = "effect", result.effects
+    elif not steps:
+        noun, against = "arm", f"Compared with {study.baseline}, "
     is_tested = result.tests != "none"
     return _verdict(findings, noun, against, unit), (
         *diverged,
@@ -73,18 +72,15 @@ def _verdict(findings: Sequence[Finding], noun: str, against: str, unit: str) ->
     if not tested:
         return f"No {noun} could be tested."
     if len(findings) == 1:
-        change = {"lower": "lowered the loss", "higher": "raised the loss"}
-        verb = change.get(tested[0].change.verdict, "did not change the loss significantly")
+        verb = f"{VERBS[clear[0].change.verdict]} the loss" if clear else "did not change the loss significantly"
         return f"{against}{_name(tested[0])} {verb}: {tested[0].change.text} {unit}."
     if not clear:
         return f"{against}{'no' if against else 'No'} {noun} changed the loss significantly."
-    verbs = {"lower": "lowered the loss", "higher": "raised it"}
-    counts = {verdict: sum(f.change.verdict == verdict for f in clear) for verdict in verbs}
-    if not counts["lower"]:
-        verbs["higher"] = "raised the loss"
-    totals = conjoin([f"{n} {verbs[verdict]}" for verdict, n in counts.items() if n])
+    lower, higher = (sum(f.change.verdict == verdict for f in clear) for verdict in VERBS)
+    totals = [f"{lower} lowered the loss"] * (lower > 0)
+    totals += [f"{higher} raised {'it' if lower else 'the loss'}"] * (higher > 0)
     most = f"{_name(clear[0])} {'changed it most' if len(clear) > 1 else 'did'}"
-    return f"Of {count(len(findings), noun)}, {totals}; {most}: {clear[0].change.text} {unit}."
+    return f"Of {count(len(findings), noun)}, {conjoin(totals)}; {most}: {clear[0].change.text} {unit}."
 
 
 def _change(found: PairedDifference, unit: str) -> str:
@@ -94,8 +90,8 @@ def _change(found: PairedDifference, unit: str) -> str:
 def _significant(findings: Sequence[Finding], noun: str, against: str, unit: str) -> list[str]:
     """Which findings significantly lowered or raised the loss."""
     sentences = []
-    for verb, sign in (("lowered", -1), ("raised", 1)):
-        clear = [f for f in findings if f.change.significant and f.change.mean * sign > 0]
+    for verdict, verb in VERBS.items():
+        clear = [f for f in findings if f.change.verdict == verdict]
         if len(clear) > MOST_NAMED:
             clear.sort(key=lambda f: -abs(f.change.mean))
         chosen = [f"{_name(f)} ({_change(f.change, unit)})" for f in clear]
@@ -103,8 +99,7 @@ def _significant(findings: Sequence[Finding], noun: str, against: str, unit: str
             sentences.append(f"{against}{_name(clear[0])} {verb} the loss: {_change(clear[0].change, unit)}.")
         elif chosen:
             named = conjoin(chosen) if len(chosen) <= MOST_NAMED else enumerate_some(chosen, MOST_NAMED)
-            subject = f"{len(chosen)} of {count(len(findings), noun)}"
-            sentences.append(f"{against}{subject} {verb} the loss: {named}.")
+            sentences.append(f"{against}{len(chosen)} of {count(len(findings), noun)} {verb} the loss: {named}.")
     return sentences
 
 
@@ -174,13 +169,11 @@ def _first_to_last(result: Result) -> list[str]:
     last = result.arms[-1].to_baseline
     if last is None:
         return []
-    verdict = ", not significant"
+    verdict = "" if last.change.significant or last.change.sd == 0 else ", not significant"
     if last.untested:
         verdict = f", which is not tested: {last.untested}"
     elif last.bits.n == 1:
         verdict = ", which may be noise"
-    elif last.change.significant or last.change.sd == 0:
-        verdict = ""
     change, first = _change(last.change, result.unit), result.study.baseline
     return [f"From the first arm, {first}, to the last, {last.arm}, the loss changed by {change}{verdict}."]
 
@@ -206,23 +199,20 @@ def _at_longest(result: Result) -> list[str]:
 
     Not of different tokenizers, whose nats per token cannot be ranked.
     """
+    arms = result.lengths if result.metric == "val/loss" else ()
     longer = [
-        (n, arm.arm, change)
-        for arm in (result.lengths if result.metric == "val/loss" else ())
-        for n, change in zip(arm.lengths, arm.changes, strict=True)
-        if n > arm.trained
+        [(n, arm.arm, c) for n, c in zip(arm.lengths, arm.changes, strict=True) if n > arm.trained] for arm in arms
     ]
-    longest = max((n for n, _, change in longer if change), default=None)
-    at_longest = {arm: change for n, arm, change in longer if n == longest}
-    known = sorted(
-        (c.mean, f"{name} ({c.text} {result.unit}, {count(c.n, 'seed')})") for name, c in at_longest.items() if c
-    )
+    at = [*chain(*longer)]
+    longest = max((n for n, _, change in at if change), default=None)
     if longest is None:
         return []
+    found = [(name, change) for n, name, change in at if n == longest]
+    known = sorted((c.mean, f"{name} ({c.text} {result.unit}, {count(c.n, 'seed')})") for name, c in found if c)
     (lowest, first), (highest, last) = known[0], known[-1]
     words = ("falls most", "least" if highest < 0 else "rises most") if lowest < 0 else ("rises least", "most")
     rises = f"of {first} {words[0]} and that of {last} {words[1]}" if len(known) > 1 else f"of {first} changes"
     sentences = [f"At {longest:,} tokens, compared with the trained length, the loss {rises}."]
-    if none := [name for name, change in at_longest.items() if change is None]:
+    if none := [name for name, change in found if change is None]:
         sentences.append(f"{conjoin(none)} could not be evaluated at that length.")
     return sentences

@@ -21,7 +21,6 @@ from llama_lab.analysis.result import (
     first_losses,
     unit_of,
 )
-from llama_lab.analysis.scaling_gains import relative_speeds
 from llama_lab.analysis.scaling_law import Scaled
 from llama_lab.analysis.statistics import Estimate, term_name
 from llama_lab.config.grammar import written
@@ -330,14 +329,11 @@ def _scaling(result: Result) -> Table:
     rows = []
     reference = result.scaling.options[0]
     for option in result.scaling.options:
-        gains = option.gains
-        speeds = relative_speeds(option, reference)
         for point in option.points:
             cells = [point.size, f"{point.budget:g}", fmt.short(point.params), fmt.short(point.tokens)]
             cells += [fmt.short(point.flops), fmt.number(math.exp(point.log_loss), 4)]
-            if gains and (i := gains.place(point.cell)) is not None:
-                timed = fmt.number(gains.line[i].mean * speeds[i], 2)
-                cells += [gains.points[i].text, gains.line[i].text, timed]
+            if gain := option.gains and option.gains.at(point.cell):
+                cells += [gain.alone.text, gain.line.text, fmt.number(gain.line.mean * gain.speed, 2)]
             rows.append([option.option, *cells, *[fmt.UNKNOWN] * (9 - len(cells))])
     caption = f"Loss: mean over seeds, {UNITS[result.metric]}."
     head = ["Option", "Size", "Tokens per parameter", "Parameters", "Tokens", "Training FLOPs", "Loss"]
@@ -410,13 +406,13 @@ def _learning_rates(result: Result) -> Table:
 
 def _unfinished(result: Result) -> Table:
     columns: Columns = {
-        "Seed": lambda run: str(run.seed),
-        "Learning rate": lambda run: fmt.learning_rate(run.learning_rate),
-        "Status": lambda run: run.status,
-        "Tokens seen": lambda run: fmt.number(run.tokens),
-        "Why": lambda run: run.message,
+        "Seed": lambda run: str(run[1].seed),
+        "Learning rate": lambda run: fmt.learning_rate(run[0].learning_rate),
+        "Status": lambda run: run[1].status,
+        "Tokens seen": lambda run: fmt.number(max((row["tokens"] for row in run[1].metrics), default=0)),
+        "Why": lambda run: run[1].message,
     }
-    unfinished = [(run.arm, run) for run in result.divergences]
+    unfinished = [(record.arm, (member, record)) for member, record in result.unfinished]
     return _table("Tokens seen: at the last logged step.", unfinished, columns, ("Status", "Why"))
 
 

@@ -16,8 +16,6 @@ from llama_lab.analysis.result import (
     Curve,
     CurveMetric,
     DifferenceCurve,
-    Divergence,
-    Front,
     Inference,
     Interaction,
     LearningRates,
@@ -172,10 +170,6 @@ def result(losses: dict[str, float], seeds: int = 3, points: int = 195) -> Resul
         ),
         arms=tuple(arms),
         curves=tuple(curves),
-        front=Front(
-            _front({arm.name: (arm.costs["kv_cache/bytes_per_token"], losses[arm.name]) for arm in arms}),
-            _front({arm.name: (-arm.costs["perf/tokens_per_second"], losses[arm.name]) for arm in arms}),
-        ),
         seeds=tuple(range(1, seeds + 1)),
         environment={
             "torch": {"2.13.0+cpu": len(names) * seeds},
@@ -189,15 +183,6 @@ def result(losses: dict[str, float], seeds: int = 3, points: int = 195) -> Resul
         + "\n",
         verdict="Of 6 steps, 4 lowered the loss.",
         difference_curves=tuple(difference_curve(arm.to_previous) for arm in arms if arm.to_previous),
-    )
-
-
-def _front(points: dict[str, tuple[float, float]]) -> tuple[str, ...]:
-    """Those that no other point has below and to the left of it."""
-    return tuple(
-        name
-        for name, (x, y) in points.items()
-        if not any(u <= x and v <= y and (u, v) != (x, y) for u, v in points.values())
     )
 
 
@@ -255,6 +240,14 @@ def factorial() -> Result:
     )
 
 
+def ended(
+    arm: str, seed: int, status: str, message: str, rate: float | None = None, tokens: float = 0
+) -> tuple[Member, Record]:
+    """A run that did not finish."""
+    metrics = [{"tokens": tokens}]
+    return Member(arm, seed, rate), Record(Path(arm), arm, seed, status, message, metrics=metrics)
+
+
 def swept() -> Result:
     """Learning rates: one arm at the edge of its grid, one that diverges at the highest."""
     rates = [3e-4, 1e-3, 3e-3, 1e-2, 3e-2]
@@ -266,9 +259,9 @@ def swept() -> Result:
             LearningRates("position=rope", rates, [*fine[:4], None], [0, 0, 0, 0, 3], 3e-3, False, 0.31),
             LearningRates("ffn=swiglu", rates, [estimate(4.0 - 0.07 * i) for i in range(5)], [0] * 5, 3e-2, True, 0.14),
         ),
-        divergences=(
-            Divergence("vanilla", 1, "diverged", 204_800, "loss is nan at step 50", 1e-2),
-            Divergence("vanilla", 2, "failed", 0, "CUDA out of memory", 1e-2),
+        unfinished=(
+            ended("vanilla", 1, "diverged", "loss is nan at step 50", 1e-2, 204_800),
+            ended("vanilla", 2, "failed", "CUDA out of memory", 1e-2),
         ),
     )
 
@@ -362,7 +355,7 @@ def everything() -> Result:
         effects=factorial().effects,
         interactions=factorial().interactions,
         learning_rates=swept().learning_rates,
-        divergences=swept().divergences,
+        unfinished=swept().unfinished,
         lengths=long().lengths,
         scaling=scaling(),
         telemetry=watched().telemetry,
@@ -389,9 +382,9 @@ def unfinished() -> Result:
         ArmResult(arm.arm, (), tuple(replace(record, status="failed") for record in arm.records), None, None)
         for arm in found.arms
     )
-    divergences = tuple(Divergence(arm.name, 1, "failed", math.nan, "killed") for arm in arms)
-    nothing = {"curves": (), "difference_curves": (), "front": Front((), ()), "answer": ()}
-    return replace(found, arms=arms, divergences=divergences, **nothing)
+    runs = tuple(ended(arm.name, 1, "failed", "killed", tokens=math.nan) for arm in arms)
+    nothing = {"curves": (), "difference_curves": (), "answer": ()}
+    return replace(found, arms=arms, unfinished=runs, **nothing)
 
 
 def unknown() -> Result:

@@ -110,14 +110,15 @@ def held(condition: Condition, seed: int, draws: int) -> dict[str, float]:
     found = {name: fitted.estimate(name) for name in truths}
     middle = gains.central
     assert middle is not None
-    truth = [true_gain(condition, float(size), budget * float(size)) for size, budget in gains.cells]
-    log_compute = np.log10(gains.flops)
-    found |= {"gain": gains.line[middle], "growth": gains.growth}
-    truths |= {"gain": truth[middle], "growth": 10 ** float(np.polyfit(log_compute, np.log10(truth), 1)[0])}
+    truth = {gain.point.cell: true_gain(condition, gain.point.params, gain.point.tokens) for gain in gains.every}
+    log_compute = np.log10([gain.point.flops for gain in gains.every])
+    found |= {"gain": middle.line, "growth": gains.growth}
+    growth = float(np.polyfit(log_compute, np.log10([*truth.values()]), 1)[0])
+    truths |= {"gain": truth[middle.point.cell], "growth": 10**growth}
     hits = {name: float(one.low <= truths[name] <= one.high) for name, one in found.items()}
-    for name, intervals in (("gain in each cell", gains.line), ("gain at a point", gains.points)):
-        inside = zip(intervals, truth, gains.inside, strict=True)
-        hits[name] = float(np.mean([one.low <= true <= one.high for one, true, is_inside in inside if is_inside]))
+    for name, part in (("gain in each cell", "line"), ("gain at a point", "alone")):
+        inside = [(getattr(gain, part), truth[gain.point.cell]) for gain in gains.reached]
+        hits[name] = float(np.mean([one.low <= true <= one.high for one, true in inside]))
     return hits
 
 

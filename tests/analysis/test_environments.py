@@ -29,8 +29,6 @@ def warned(folder: Path, config: dict[str, Any] | None = None, **facts: Any) -> 
         ({"git": {"commit": "beef" * 10, "dirty": False}}, "commit: beefbeefbeef then 799d2f66f95e in rmsnorm/seed=2"),
         ({"versions": FACTS["versions"] | {"torch": "2.12.0"}}, "torch: 2.12.0 then 2.13.0+cpu in rmsnorm/seed=2"),
         ({"versions": FACTS["versions"] | {"numpy": "1.26.4"}}, "numpy: 1.26.4 then 2.4.6 in rmsnorm/seed=2."),
-        ({"versions": FACTS["versions"] | {"tokenizers": "0.21"}}, "tokenizers: 0.21 then 0.22.1 in rmsnorm/seed=2."),
-        ({"versions": FACTS["versions"] | {"llama-lab": "0.4.1"}}, "llama-lab: 0.4.1 then 0.4.0 in rmsnorm/seed=2; "),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

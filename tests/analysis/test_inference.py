@@ -165,12 +165,6 @@ def test_the_csv_holds_one_sequence_at_the_largest_context_and_nothing_where_not
         assert {row[name] for row in csv.DictReader(file) for name in COLUMNS} == {""}
 
 
-def test_a_study_that_was_evaluated_well_has_no_warnings_of_it(tmp_path: Path) -> None:
-    result = analyse(evaluated(tmp_path), tmp_path)
-    assert len(result.inference) == 2
-    assert warnings_of(result) == []
-
-
 @pytest.mark.parametrize(
     ("key", "value", "shown"),
     [
@@ -251,3 +245,4 @@ def test_lengths_and_speeds_stand_side_by_side_in_one_file(tmp_path: Path) -> No
     result = analyse(study, tmp_path)
     assert [arm.lengths for arm in result.lengths] == [[256, 512]] * 2
     assert [len(arm.speeds) for arm in result.inference] == [3, 3]
+    assert warnings_of(result) == []

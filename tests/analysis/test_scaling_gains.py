@@ -12,7 +12,7 @@ import pytest
 
 from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.result import ArmResult
-from llama_lab.analysis.scaling_gains import iso_flop_lines, relative_speeds, scaled, scaling_sentences
+from llama_lab.analysis.scaling_gains import iso_flop_lines, scaled, scaling_sentences
 from llama_lab.analysis.scaling_law import Point
 from llama_lab.report import figures
 from llama_lab.report.charts import compute
@@ -65,7 +65,7 @@ def test_arms_become_the_points_of_their_options(arms: list[ArmResult]) -> None:
     for own, points in zip(found.options, (reference, option), strict=True):
         assert [(p.cell, p.losses) for p in own.points] == [(p.cell, p.losses) for p in points]
         assert [(p.params, p.tokens) for p in own.points] == [(p.params, p.tokens) for p in points]
-    assert relative_speeds(found.options[1], found.options[0]) == [0.5] * 12
+    assert [gain.speed for gain in found.options[1].gains.every] == [0.5] * 12
 
 
 def test_an_arm_with_a_diverged_run_gives_no_point(arms: list[ArmResult]) -> None:

@@ -278,13 +278,3 @@ def test_one_run_that_departs_from_the_plan_is_named_once(tmp_path: Path) -> Non
     assert list(analyse(study, tmp_path).warnings) == [
         "Runs have other settings than the study planned: model.norm.eps: 1e-06 instead of 1e-05 in rmsnorm/seed=2."
     ]
-
-
-def test_a_study_that_was_written_before_plans_were_recorded_is_read(tmp_path: Path) -> None:
-    write_study(tmp_path, {"a": 0.0, "b": 0.0})
-    file = tmp_path / "study.yaml"
-    content = yaml.safe_load(file.read_text())
-    for arm in content["arms"]:
-        del arm["settings"]
-    file.write_text(yaml.safe_dump(content))
-    assert [arm.settings for arm in Study.load(tmp_path).arms] == [None, None]

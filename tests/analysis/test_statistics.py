@@ -182,6 +182,7 @@ def test_the_seeds_that_are_needed_find_the_estimate_and_the_lower_end_of_its_in
             t = stats.t.ppf(1 - 0.05 / 7 / 2, (k - 1) * df / 2)
             powers.append(stats.nct.sf(t, (k - 1) * df / 2, effect / (error * math.sqrt(n)) * math.sqrt(k)))
         assert powers[1] >= 0.8
+        assert seeds > n
         assert seeds == n + 1 or powers[0] < 0.8
 
 

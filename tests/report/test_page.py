@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from llama_lab.analysis.analyse import analyse
-from llama_lab.analysis.result import Comparison, Front, Reach, Result
+from llama_lab.analysis.result import Comparison, Reach, Result
 from llama_lab.analysis.statistics import Estimate, PairedDifference
 from llama_lab.report.charts import costs, differences, style, training
 from llama_lab.report.page import write_page
@@ -115,13 +115,13 @@ def renamed(result: Result, old: str, new: str) -> Result:
     steps = tuple(replace(c, name=swap(c.name), against=swap(c.against)) for c in result.difference_curves)
     parts = {"difference_curves": steps} | {
         name: tuple(replace(part, arm=swap(part.arm)) for part in getattr(result, name))
-        for name in ("curves", "inference", "learning_rates", "divergences", "lengths", "telemetry")
+        for name in ("curves", "inference", "learning_rates", "lengths", "telemetry")
     }
     study = replace(
         result.study, arms=tuple(exchange(arm) for arm in result.study.arms), baseline=swap(result.study.baseline)
     )
-    front = Front(tuple(map(swap, result.front.kv_cache)), tuple(map(swap, result.front.throughput)))
-    return replace(result, study=study, arms=tuple(arms), front=front, **parts)
+    unfinished = tuple((member, replace(record, arm=swap(record.arm))) for member, record in result.unfinished)
+    return replace(result, study=study, arms=tuple(arms), unfinished=unfinished, **parts)
 
 
 def own_text(file: Path) -> str:
@@ -399,7 +399,7 @@ def only(count: int, seeds: int = 3) -> Result:
         (lambda: only(3, seeds=1), 6),
         (results.unfinished, 0),
         (results.unknown, 0),
-        (lambda: replace(only(3), arms=(), curves=(), difference_curves=(), front=Front((), ())), 0),
+        (lambda: replace(only(3), arms=(), curves=(), difference_curves=()), 0),
         (results.in_bits, 6),
     ],
     ids=["one arm", "one run", "one seed", "no finished run", "nan everywhere", "no arms", "bits per byte"],
@@ -413,7 +413,7 @@ def test_a_result_with_little_in_it_still_makes_a_page(opened: Open, make: Calla
 
 @pytest.mark.parametrize("make", [results.unknown, results.unfinished, lambda: only(2, seeds=1)])
 def test_what_is_not_known_is_never_shown_as_nan_or_none(tmp_path: Path, make: Callable[[], Result]) -> None:
-    result = replace(make(), divergences=())
+    result = replace(make(), unfinished=())
     write_page(result, tmp_path / "report.html")
     _, _, body = own_text(tmp_path / "report.html").partition("<body>")
     visible = re.sub(r"<script.*?</script>", "", body, flags=re.DOTALL)

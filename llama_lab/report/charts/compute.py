@@ -1,7 +1,5 @@
 """Charts of a scaling study: losses with their laws, at equal compute, and compute-equivalent gains."""
 
-from itertools import compress
-
 from plotly import graph_objects as go
 
 from llama_lab.analysis.result import Result
@@ -48,11 +46,11 @@ def gains(result: Result) -> go.Figure:
     scaling, looks = result.scaling, option_styles(result)
     traces = []
     for option in scaling.options if scaling else ():
-        if found := option.gains:
-            at = sorted(compress(range(len(found.cells)), found.inside), key=found.flops.__getitem__)
-            ends = ([getattr(found.line[i], end) for i in at] for end in ("mean", "low", "high"))
-            traces += _law(option.option, looks[option.option], Line([found.flops[i] for i in at], *ends))
-            points = ((found.flops[i], found.points[i]) for i in at)
+        if option.gains:
+            found = option.gains.reached
+            ends = ([getattr(gain.line, end) for gain in found] for end in ("mean", "low", "high"))
+            traces += _law(option.option, looks[option.option], Line([gain.point.flops for gain in found], *ends))
+            points = ((gain.point.flops, gain.alone) for gain in found)
             traces.append(_at_flops(option.option, looks[option.option], points))
     title = f"gain over {scaling.options[0].option}" if scaling else ""
     figure = _over_flops(traces, "Compute-equivalent gain", title, height=400)

@@ -20,22 +20,19 @@ def kv_cache_front(result: Result) -> go.Figure:
     """Loss against the size of the KV cache per token; arms with 0 B are an octave left of the smallest other size."""
     sizes = [size for arm in result.arms if (size := arm.costs.get("kv_cache/bytes_per_token", 0)) > 0]
     zero = 2.0 ** (math.floor(math.log2(min(sizes))) - 1) if sizes else 1.0
-    front = result.front.kv_cache
-    figure = _front(result, "kv_cache/bytes_per_token", front, False, "KV cache: %{customdata}", zero)
+    figure = _front(result, "kv_cache/bytes_per_token", False, "KV cache: %{customdata}", zero)
     figure.update_layout(title_text="Loss against KV cache", xaxis_title_text="KV-cache size per token, 16-bit")
     return set_octaves(figure, lambda size: fmt.in_bytes(size if size > zero else 0))
 
 
 def throughput_front(result: Result) -> go.Figure:
     """Loss against training speed."""
-    figure = _front(result, "perf/tokens_per_second", result.front.throughput, True, "%{x:,.0f} tokens per second")
+    figure = _front(result, "perf/tokens_per_second", True, "%{x:,.0f} tokens per second")
     figure.update_layout(title_text="Loss against speed", xaxis_title_text="training speed, tokens per second")
     return figure.update_xaxes(nticks=6)
 
 
-def _front(
-    result: Result, cost: str, front: tuple[str, ...], is_gain: bool, hover: str, zero: float = 0.0
-) -> go.Figure:
+def _front(result: Result, cost: str, is_gain: bool, hover: str, zero: float = 0.0) -> go.Figure:
     """The loss of each arm over a cost or a gain, and a staircase through the arms on the front up to the edges.
 
     zero: where to draw arms with a cost of 0; default: nowhere.
@@ -46,7 +43,7 @@ def _front(
         for arm in result.arms
         if (loss := arm.judged(result.metric)) and math.isfinite(loss.mean) and (costs[arm.name] or zero) > 0
     }
-    corners = sorted((points[name][0], points[name][1].mean) for name in front if name in points)
+    corners = sorted((points[name][0], points[name][1].mean) for name in result.front(cost) if name in points)
     if corners:
         (left, first), (right, last) = corners[0], corners[-1]
         worst = max(loss.mean for _, loss in points.values())

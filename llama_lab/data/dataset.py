@@ -1,9 +1,8 @@
 """What training and evaluation read: a `Dataset`, whether of text, of a mixture, or of a probe."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -48,24 +47,21 @@ class Examples(NamedTuple):
     targets: Ids
 
 
-class Training(ABC):
+class Training(Protocol):
     """Training sequences without end; those of a step depend on the seed and the step alone."""
 
-    @abstractmethod
     def examples(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Examples:
         """Return `rows` of the batch at `step`."""
 
 
-class Validation(ABC):
+class Validation(Protocol):
     """Validation sequences. Item *i* is `(inputs, targets)`, `(seq_len,)` each. tokens: in all of them."""
 
     seq_len: int
     tokens: int
 
-    @abstractmethod
     def __len__(self) -> int: ...
 
-    @abstractmethod
     def __getitem__(self, i: int) -> tuple[Ids, Ids]: ...
 
     def nothing(self) -> tuple[Ids, Ids]:
@@ -73,7 +69,7 @@ class Validation(ABC):
         return np.zeros(self.seq_len, dtype=np.int64), np.full(self.seq_len, IGNORE, dtype=np.int64)
 
 
-class Dataset(ABC):
+class Dataset(Protocol):
     """Sequences to train and to validate on.
 
     half: the one of `HALVES` that validation is limited to; None: both. builds: a line on each folder just built.
@@ -85,7 +81,6 @@ class Dataset(ABC):
     entropy_floor: float | None = None  # of text, nobody knows it
 
     @property
-    @abstractmethod
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer of the tokens."""
 
@@ -94,23 +89,18 @@ class Dataset(ABC):
         """Bytes per predicted token of the validation split: bits per byte = nats per token / ln 2 / this."""
         return self.index.val.bytes / self.index.val.tokens
 
-    @abstractmethod
     def unigram_entropy(self) -> float:
         """Return the loss of the best model without context, in nats per token."""
 
-    @abstractmethod
     def validated_on(self, half: str | None) -> Self:
         """The same data with one of `HALVES` of the validation documents; None: all of them."""
 
-    @abstractmethod
     def require_windows(self, seq_len: int, batch_size: int) -> None:
         """Raise ConfigError unless validation has a sequence of `seq_len` tokens, and training a batch of them."""
 
-    @abstractmethod
     def train_windows(self, seq_len: int, seed: int) -> Training:
         """The training sequences of `seq_len` tokens."""
 
-    @abstractmethod
     def val_windows(self, length: int) -> Validation:
         """The validation sequences of `length` tokens."""
 

@@ -1,9 +1,9 @@
 """Token folders: text as token ids on disk, built once and opened by every run that needs it."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -20,11 +20,10 @@ from .windows import Tokens, TrainWindows, ValWindows, count_train_windows
 UNDIVIDED = ", or tune no learning rates with study.learning_rates=null, which needs no halves"
 
 
-class TextDataset(Dataset):
+class TextDataset(Dataset, Protocol):
     """Text as tokens: `[eot] document [eot] document [eot]`."""
 
     @property
-    @abstractmethod
     def val(self) -> Tokens:
         """The validation split's tokens, `(index.val.tokens + 1,)`."""
 

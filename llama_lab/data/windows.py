@@ -1,7 +1,7 @@
 """Fixed-length windows of a token stream: in training a pure function of (seed, step), in validation fixed."""
 
-from abc import abstractmethod
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ def count_train_windows(predicted_tokens: int, seq_len: int) -> int:
     return max(left_by_latest_start, min(predicted_tokens // seq_len, 1))
 
 
-class Windows(Training):
+class Windows(Training, Protocol):
     """An endless series of training sequences; step *s* of it depends on nothing but what the series is made of."""
 
     def batch(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Ids:
@@ -35,7 +35,6 @@ class Windows(Training):
         sequences = self.batch(step, batch_size, rows)
         return Examples(sequences[:, :-1], sequences[:, 1:])
 
-    @abstractmethod
     def take(self, sequences: list[int]) -> Ids:
         """Return these sequences of the series: `(sequences, seq_len + 1)`."""
 

@@ -13,9 +13,8 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 from unittest.mock import Mock
 
 import numpy as np
@@ -242,36 +241,19 @@ def test_unigram_entropy_is_the_loss_of_the_best_constant_guess(tmp_path: Path) 
 
 
 def test_data_hash_names_the_content_wherever_it_is_from(tmp_path: Path) -> None:
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        for i, text in enumerate(TEXTS):
-            (tmp_path / folder / f"{i:03}.txt").write_bytes(text.encode())
-    hashes = {
-        TokenDataset.open_or_build(
-            TextFiles(f"{tmp_path}/{folder}/*.txt"), ByteTokenizer(), 0.2, tmp_path / "cache"
-        ).index.data_hash
-        for folder in ("a", "b")
-    }
-    assert hashes == {dataset(tmp_path, TEXTS).index.data_hash}
-    assert dataset(tmp_path, TEXTS[1:]).index.data_hash not in hashes
-
-
-@dataclass(frozen=True)
-class ManyIds:
-    """A byte tokenizer that pretends to have ``size`` ids."""
-
-    size: int
-    vocabulary_from: ClassVar = "nothing"
-
-    def train(self, documents: Iterator[str]) -> TextTokenizer:
-        tokenizer = ByteTokenizer().train(documents)
-        tokenizer._tokenizer.add_tokens([f"unused {i}" for i in range(self.size - 257)])
-        return tokenizer
+    for i, text in enumerate(TEXTS):
+        (tmp_path / f"{i:03}.txt").write_bytes(text.encode())
+    files = TokenDataset.open_or_build(TextFiles(f"{tmp_path}/*.txt"), ByteTokenizer(), 0.2, tmp_path / "cache")
+    hashes = [one.index.data_hash for one in (files, dataset(tmp_path, TEXTS), dataset(tmp_path, TEXTS[1:]))]
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(65536, np.uint16), (65537, np.uint32)])
-def test_tokens_take_two_bytes_while_every_id_fits(size: int, dtype: type, tmp_path: Path) -> None:
-    data = dataset(tmp_path, TEXTS[:10], ManyIds(size))
+def test_tokens_take_two_bytes_while_every_id_fits(
+    size: int, dtype: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TextTokenizer, "vocab_size", size)
+    data = dataset(tmp_path, TEXTS[:10])
     assert data.train[:].dtype == data.val.dtype == np.dtype(data.index.dtype) == dtype
     assert len(documents_of(data, "train")) == data.index.train.documents
 
@@ -318,19 +300,11 @@ def test_an_existing_folder_is_opened_without_reading_the_text(tmp_path: Path) -
 
 
 def test_each_setting_has_its_own_folder(tmp_path: Path) -> None:
-    folders = [
-        dataset(tmp_path, TEXTS).folder,
-        dataset(tmp_path, TEXTS[1:]).folder,
-        dataset(tmp_path, TEXTS, val_fraction=0.3).folder,
-        dataset(tmp_path, TEXTS, CharTokenizer()).folder,
-        dataset(tmp_path, TEXTS, BPETokenizer(300)).folder,
-        dataset(tmp_path, TEXTS, BPETokenizer(301)).folder,
-        dataset(tmp_path, TEXTS, BPETokenizer(301, sample_bytes=1000)).folder,
-        dataset(tmp_path, TEXTS, BPETokenizer(301, sample_bytes=1001)).folder,
-        dataset(tmp_path, TEXTS, val_tokens=1000).folder,
-        dataset(tmp_path, TEXTS, val_tokens=1001).folder,
-    ]
-    assert len(set(folders)) == len(folders)
+    texts, bpe = TEXTS[:40], [BPETokenizer(n, sample_bytes) for n, sample_bytes in ((300, None), (301, None), (301, 9))]
+    settings = [{"tokenizer": tokenizer} for tokenizer in (CharTokenizer(), *bpe, replace(bpe[0], sample_bytes=8))]
+    settings += [{"val_fraction": 0.3}, {"val_tokens": 100}, {"val_tokens": 101}, {}]
+    folders = {dataset(tmp_path, texts, **one).folder for one in settings}
+    assert len({*folders, dataset(tmp_path, texts[1:]).folder}) == len(settings) + 1
 
 
 def test_tilde_in_cache_dir_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -537,22 +511,13 @@ def test_unreadable_text_is_refused_before_any_token_is_written(tmp_path: Path) 
     assert not [path for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"]
 
 
-class Changing(Documents):
-    """A source whose text changes after the first pass."""
-
-    def __init__(self, texts: list[str], later: list[str]):
-        super().__init__(texts)
-        self.later = later
-
-    def documents(self) -> Iterator[str]:
-        yield from super().documents()
-        self.texts = self.later
-
-
 @pytest.mark.parametrize("later", [TEXTS[:-1], [*TEXTS, "new"], [*TEXTS[:-1], "new"]], ids=["less", "more", "other"])
-def test_text_that_changes_while_it_is_read_is_refused(later: list[str], tmp_path: Path) -> None:
+def test_text_that_changes_while_it_is_read_is_refused(
+    later: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Documents, "documents", Mock(side_effect=[TEXTS, later]))
     with pytest.raises(ConfigError, match="the text changed while it was read"):
-        TokenDataset.open_or_build(Changing(TEXTS, later), ByteTokenizer(), 0.2, tmp_path)
+        dataset(tmp_path, TEXTS)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 

@@ -19,9 +19,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from llama_lab.devices.hardware import Hardware
-from llama_lab.launching import slurm_cluster, slurm_engine, slurm_script
+from llama_lab.launching import slurm_engine, slurm_script
 from llama_lab.launching.settings import SlurmSettings
-from llama_lab.launching.slurm_cluster import JobInfo
+from llama_lab.launching.slurm_engine import JobInfo
 from llama_lab.runs.stored import Git
 from llama_lab.util.errors import ConfigError
 from tests.conftest import TRAIN, RunTrain, last_of_each
@@ -53,7 +53,7 @@ def on_slurm(test: Any) -> Any:
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is one file system here, and a small cluster."""
     monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 0.5)
-    monkeypatch.setattr(slurm_cluster, "LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(slurm_engine, "LOOK_SECONDS", 0.5)
 
 
 @pytest.fixture(autouse=True)
@@ -500,16 +500,16 @@ def test_auto_takes_gpus_where_the_partition_has_them(
     )
     sinfo.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert slurm_cluster.partition_has_gpus(partition) == has
+    assert slurm_engine.partition_has_gpus(partition) == has
 
 
 def test_a_line_of_squeue_is_read_whatever_the_path_holds() -> None:
     line = "7_1|RUNNING|n[1-2]|None|2026-01-02T03:04:05|2026-01-03T03:04:05|/a|b/.slurm/x/script.sh"
-    info = slurm_cluster.read_job(line)
+    info = slurm_engine.read_job(line)
     assert (info.job_id, info.nodes, info.folder) == ("7_1", "n[1-2]", Path("/a|b/.slurm/x"))
     assert info.started_at == time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1))
     assert info.ended_at is None, "it is when it would end"
-    assert slurm_cluster.read_job("7_2|PENDING||BeginTime|2026-01-02T03:04:05|N/A|/s").started_at is None
+    assert slurm_engine.read_job("7_2|PENDING||BeginTime|2026-01-02T03:04:05|N/A|/s").started_at is None
 
 
 def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_reported_once(
@@ -519,8 +519,8 @@ def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_reported_once(
     squeue.write_text("#!/bin/sh\necho 'squeue: error: no controller' >&2\nexit 1\n")
     squeue.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(slurm_cluster, "LOOK_SECONDS", 0.0)
-    watch = slurm_cluster.Watch()
+    monkeypatch.setattr(slurm_engine, "LOOK_SECONDS", 0.0)
+    watch = slurm_engine.Watch()
     watch.expect("7_0", tmp_path)
     assert [*watch.jobs(), *watch.jobs()] == ["7_0", "7_0"]
     assert capsys.readouterr().err == "squeue failed, and will be called again: squeue: error: no controller\n"

@@ -35,7 +35,6 @@ LADDER = (
     "name=climb",
     *QUICK,
 )
-NORM = ("study.axes=[norm]",)
 GRID = ("study=learning_rate", "study.learning_rates=[1e-3,4e-3]", "study.seeds=[1,2]", "name=grid", *QUICK)
 
 
@@ -490,109 +489,81 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["study=leader"], r"study=leader: no such option \(did you mean ladder\?\); choose add_one \| "),
-        (["study=ladder", "study.axis=[norm]"], r"study.axis=\[norm\]: no such key here, it belongs to study=options"),
-        (["study=ladder", "study.axis2=[norm]"], r"study.axis2=\[norm\]: no such key \(did you mean study.axes\?\)"),
-        (["study=ladder", "study.seeds=3"], "study.seeds=3: must be a list"),
-        (["study=ladder", "optim.lr=1e-3"], "optim.lr=1e-3: the study sets optim.lr itself.*study.learning_rates=null"),
-        (["study=add_one", "study.extend_rates=true"], "study.extend_rates=true: there is no grid to extend"),
-        (["study=ladder", "match=size"], "match=size: unknown; choose params, flops or none"),
-        (["study=ladder", "seed=3"], "seed=3: a study's seeds are study.seeds"),
-        (
-            ["study=ladder", "overwrite=true"],
-            "overwrite=true: study.overwrite=true retrains",
+    ("typed", "message"),
+    {
+        "study=leader": r"study=leader: no such option \(did you mean ladder\?\); choose add_one \| ",
+        "study=ladder study.axis=[norm]": r"study.axis=\[norm\]: no such key here, it belongs to study=options",
+        "study=ladder study.axis2=[norm]": r"study.axis2=\[norm\]: no such key \(did you mean study.axes\?\)",
+        "study=ladder study.seeds=3": "study.seeds=3: must be a list",
+        "study=ladder optim.lr=1e-3": "optim.lr=1e-3: the study sets optim.lr itself.*study.learning_rates=null",
+        "study=add_one study.extend_rates=true": "study.extend_rates=true: there is no grid to extend",
+        "study=ladder match=size": "match=size: unknown; choose params, flops or none",
+        "study=ladder seed=3": "seed=3: a study's seeds are study.seeds",
+        "study=ladder overwrite=true": "overwrite=true: study.overwrite=true retrains",
+        "study=ladder norm=none,rmsnorm": "norm=none,rmsnorm: a study takes one value",
+        "study=ladder study.axes=[norm] norm=none": "study.target=llama2: is the same as study.base=vanilla on norm",
+        "study=ladder study.learning_rates=null model.hidden_dim=64": (
+            "model.hidden_dim=64: the study sets model.hidden_dim itself"
         ),
-        (["study=ladder", "norm=none,rmsnorm"], "norm=none,rmsnorm: a study takes one value"),
-        (
-            ["study=ladder", "study.axes=[norm]", "norm=none"],
-            "study.target=llama2: is the same as study.base=vanilla on norm",
+        "study=depth schedule.warmup=0.1": "schedule.warmup=0.1: the study sets schedule.warmup itself",
+        "study=learning_rate optim.lr=1e-3": "optim.lr=1e-3: the study sets optim.lr itself",
+        "study=ladder study.learning_rates=null optim.lr=-1 study.axes=[norm]": r"optim.*lr.*\(arm vanilla\)",
+        "study=ladder train.eval_lengths=[0] study.axes=[norm]": (
+            r"train.eval_lengths=\[0\]: 0 is no multiple of the context"
         ),
-        (
-            ["study=ladder", "study.learning_rates=null", "model.hidden_dim=64"],
-            "model.hidden_dim=64: the study sets model.hidden_dim itself",
+        "study=context study.lengths=[a]": r"study.lengths=\[a\]: must be one or more distinct levels, each a number",
+        "study=depth study.warmups=[a]": r"study.warmups=\[a\]: must be one or more distinct levels, each a number",
+        "study=learning_rate study.learning_rates=1e-3": "study.learning_rates=0.001: must be a list",
+        "study=kv_heads study.kv_heads=[]": r"study.kv_heads=\[\]: must be one or more",
+        "study=recipes arch=gpt2": "arch=gpt2: a study's recipes are study.base and study.target, or study.recip",
+        "study=recipes study.recipes=[gpt2,llama2] model.dim=48 model.n_heads=3": (
+            r"model.n_kv_heads=2: does not divide n_heads=3; choose one of 1, 3 \(arm llama2\)"
         ),
-        (["study=depth", "schedule.warmup=0.1"], "schedule.warmup=0.1: the study sets schedule.warmup itself"),
-        (["study=learning_rate", "optim.lr=1e-3"], "optim.lr=1e-3: the study sets optim.lr itself"),
-        (["study=ladder", "study.learning_rates=null", "optim.lr=-1", *NORM], r"optim.*lr.*\(arm vanilla\)"),
-        (
-            ["study=ladder", "train.eval_lengths=[0]", *NORM],
-            r"train.eval_lengths=\[0\]: 0 is no multiple of the context",
+        "study=recipes study.recipes=[gpt2,llama] model.head_dim=7": (
+            r"model.position.fraction=1.0: turns 7 of head_dim=7 dimensions.*\(arm llama\)"
         ),
-        (
-            ["study=context", "study.lengths=[a]"],
-            r"study.lengths=\[a\]: must be one or more distinct levels, each a number",
+        "study=recipes study.recipes=[gpt2,llama2,llama3] position=rope": (
+            "study: arms llama2 and llama3 have the same settings; leave one of them out"
         ),
-        (
-            ["study=depth", "study.warmups=[a]"],
-            r"study.warmups=\[a\]: must be one or more distinct levels, each a number",
+        "study=ladder study.base=llama study.target=gemma2 study.axes=[pattern,attention]": (
+            "study: arms llama and \\+global_every_2nd have the same settings; leave one of them out"
         ),
-        (["study=learning_rate", "study.learning_rates=1e-3"], "study.learning_rates=0.001: must be a list"),
-        (["study=kv_heads", "study.kv_heads=[]"], r"study.kv_heads=\[\]: must be one or more"),
-        (
-            ["study=recipes", "arch=gpt2"],
-            "arch=gpt2: a study's recipes are study.base and study.target, or study.recip",
+        "study=options study.axis=ffn study.options=[relu,gelu] pattern=global_every_2nd": (
+            "pattern=global_every_2nd: changes nothing, since all layers have that already; leave it out"
         ),
-        (
-            ["study=recipes", "study.recipes=[gpt2,llama2]", "model.dim=48", "model.n_heads=3"],
-            r"model.n_kv_heads=2: does not divide n_heads=3; choose one of 1, 3 \(arm llama2\)",
+        "study=recipes train.eval_lengths=[2]": r"train.eval_lengths=\[2\]: the study sets train.eval_lengths",
+        "study=factorial study.compare=all": "study.compare=all: a factorial tests its effects, not pairs",
+        "study=ladder study.axes=[norm,1]": "study.axes: 1 is not an axis",
+        "study=ladder study.axes=norm": "study.axes=norm: must be a list",
+        "study=ladder study.base=gpt2 model.position.theta=5e5": (
+            "model.position.theta: there is no such key with arch=gpt2"
         ),
-        (
-            ["study=recipes", "study.recipes=[gpt2,llama]", "model.head_dim=7"],
-            r"model.position.fraction=1.0: turns 7 of head_dim=7 dimensions.*\(arm llama\)",
+        "study=ladder trainer=cpu trainer.devices=2": "trainer.devices=2: hydra/launcher=basic trains on one",
+        "study=ladder train.prompt=§ tokenizer=char study.axes=[norm]": "train.prompt=§: tokenizer=char: no id for ",
+        "study=ladder name=a/b": "name=a/b: names a folder below runs_dir",
+        "study=ladder study.seeds=[1,1]": r"study.seeds=\[1, 1\]: must be whole numbers, each once",
+        "study=ladder study.seeds=[]": r"study.seeds=\[\]: must be whole numbers",
+        "study=ladder study.learning_rates=[1e-3]": r"study.learning_rates=\[0.001\]: must be two or more pos",
+        "study=ladder study.tuning_seeds=[7]": r"study.tuning_seeds=\[7\]: must have one for each of study.seed",
+        "study=ladder study.tuning_seeds=[4,5,3]": r"study.tuning_seeds=\[4, 5, 3\]: 3 would be judged too",
+        "study=ladder study.seeds=[1,1001]": r"study.tuning_seeds=\[1001, 2001\]: 1001 would be judged too",
+        "study=ladder study.tuning_seeds=[4,4,5]": "study.tuning_seeds=.*whole numbers, each once",
+        "study=ladder study.learning_rates=null study.extend_rates=false study.tuning_seeds=[4,5,6]": (
+            "study.tuning_seeds: there are no rates to choose"
         ),
-        (
-            ["study=recipes", "study.recipes=[gpt2,llama2,llama3]", "position=rope"],
-            "study: arms llama2 and llama3 have the same settings; leave one of them out",
+        "study=ladder study.compare=pairs": "study.compare=pairs: unknown; choose baseline or all",
+        "study=ladder study.margin=0": "study.margin=0: must be a positive change of the loss",
+        "match=flops": "match=flops: no such key",
+        "study=ladder study.kv_heads=[1,2]": (
+            r"study.kv_heads=\[1,2\]: .* belongs to study=kv_heads \| uptrain; choose that"
         ),
-        (
-            ["study=ladder", "study.base=llama", "study.target=gemma2", "study.axes=[pattern,attention]"],
-            "study: arms llama and \\+global_every_2nd have the same settings; leave one of them out",
-        ),
-        (
-            ["study=options", "study.axis=ffn", "study.options=[relu,gelu]", "pattern=global_every_2nd"],
-            "pattern=global_every_2nd: changes nothing, since all layers have that already; leave it out",
-        ),
-        (["study=recipes", "train.eval_lengths=[2]"], r"train.eval_lengths=\[2\]: the study sets train.eval_lengths"),
-        (["study=factorial", "study.compare=all"], "study.compare=all: a factorial tests its effects, not pairs"),
-        (["study=ladder", "study.axes=[norm,1]"], "study.axes: 1 is not an axis"),
-        (["study=ladder", "study.axes=norm"], "study.axes=norm: must be a list"),
-        (
-            ["study=ladder", "study.base=gpt2", "model.position.theta=5e5"],
-            "model.position.theta: there is no such key with arch=gpt2",
-        ),
-        (
-            ["study=ladder", "trainer=cpu", "trainer.devices=2"],
-            "trainer.devices=2: hydra/launcher=basic trains on one",
-        ),
-        (["study=ladder", "train.prompt=§", "tokenizer=char", *NORM], "train.prompt=§: tokenizer=char: no id for "),
-        (["study=ladder", "name=a/b"], "name=a/b: names a folder below runs_dir"),
-        (["study=ladder", "study.seeds=[1,1]"], r"study.seeds=\[1, 1\]: must be whole numbers, each once"),
-        (["study=ladder", "study.seeds=[]"], r"study.seeds=\[\]: must be whole numbers"),
-        (["study=ladder", "study.learning_rates=[1e-3]"], r"study.learning_rates=\[0.001\]: must be two or more pos"),
-        (["study=ladder", "study.tuning_seeds=[7]"], r"study.tuning_seeds=\[7\]: must have one for each of study.seed"),
-        (["study=ladder", "study.tuning_seeds=[4,5,3]"], r"study.tuning_seeds=\[4, 5, 3\]: 3 would be judged too"),
-        (["study=ladder", "study.seeds=[1,1001]"], r"study.tuning_seeds=\[1001, 2001\]: 1001 would be judged too"),
-        (["study=ladder", "study.tuning_seeds=[4,4,5]"], "study.tuning_seeds=.*whole numbers, each once"),
-        (
-            ["study=ladder", "study.learning_rates=null", "study.extend_rates=false", "study.tuning_seeds=[4,5,6]"],
-            "study.tuning_seeds: there are no rates to choose",
-        ),
-        (["study=ladder", "study.compare=pairs"], "study.compare=pairs: unknown; choose baseline or all"),
-        (["study=ladder", "study.margin=0"], "study.margin=0: must be a positive change of the loss"),
-        (["match=flops"], "match=flops: no such key"),
-        (
-            ["study=ladder", "study.kv_heads=[1,2]"],
-            r"study.kv_heads=\[1,2\]: .* belongs to study=kv_heads \| uptrain; choose that",
-        ),
-    ],
+    }.items(),
 )
 def test_what_cannot_be_is_refused_in_one_line(
-    overrides: list[str], message: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    typed: str, message: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert re.match(message, line := refusal(*tiny, *overrides, *SHORT)), line
+    assert re.match(message, line := refusal(*tiny, *typed.split(), *SHORT)), line
 
 
 @pytest.mark.slow

@@ -21,15 +21,8 @@ from .matching import MATCHED
 
 # The keys of every study; all others are its design's. UNNAMED ones do not become part of the study's name.
 COMMON = (
-    "seeds",
-    "learning_rates",
-    "tuning_seeds",
-    "extend_rates",
-    "compare",
-    "margin",
-    "measure_speed",
-    "dry_run",
-    "overwrite",
+    *("seeds", "learning_rates", "tuning_seeds", "extend_rates"),
+    *("compare", "margin", "measure_speed", "dry_run", "overwrite"),
 )
 UNNAMED = tuple(f"study.{key}" for key in COMMON if key != "learning_rates")
 COMPARISONS = ("baseline", "all")

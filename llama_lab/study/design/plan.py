@@ -148,10 +148,11 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
     variants = command.design.variants(composer)
     folder = Path(command.runs_dir) / command.name
     check_no_file(folder, command.runs_dir)
-    if command.compare == "all" and Study("", command.option, "", variants.arms).is_factorial:
-        raise ConfigError("study.compare=all: a factorial tests its effects, not pairs of arms; leave it out")
-    if command.compare == "all" and command.option == "scaling":
-        raise ConfigError("study.compare=all: arms are compared within one size and budget; leave it out")
+    why = "arms are compared within one size and budget" if command.option == "scaling" else ""
+    if Study("", command.option, "", variants.arms).is_factorial:
+        why = "a factorial tests its effects, not pairs of arms"
+    if command.compare == "all" and why:
+        raise ConfigError(f"study.compare=all: {why}; leave it out")
     check_free(command, variants.arms)
     check_grids(command, variants.arms)
     drafts = {}

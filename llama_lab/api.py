@@ -3,7 +3,7 @@
 import glob
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from hydra import compose, initialize_config_dir
@@ -24,7 +24,7 @@ from llama_lab.hf.loading import Loaded
 from llama_lab.hf.loading import load as load
 from llama_lab.model import Cost, Decoder
 from llama_lab.runs.naming import short_names
-from llama_lab.runs.record import Record, every_run, read_record
+from llama_lab.runs.record import every_run, read_record
 from llama_lab.training.prepare import check_job
 from llama_lab.util.errors import ConfigError as ConfigError
 
@@ -119,14 +119,13 @@ def read_runs(pattern: str | Path) -> "pd.DataFrame":
     records = [read_record(run) for run in dict.fromkeys(run for match in matches for run in every_run(match))]
     if not records:
         raise ConfigError(f"{pattern}: holds no run; name folders of runs or studies, such as runs/*")
-    return pd.DataFrame([_row(record, name) for record, name in zip(records, short_names(records), strict=True)])
-
-
-def _row(record: Record, name: str) -> dict[str, Any]:
-    identity = {"run": name, "seed": record.seed, "status": record.status}
-    settings = {key: value for key, value in record.config.items() if "." in key}
-    choices = record.environment.choices
-    return {**identity, **record.costs, **record.summary, **choices, **settings, "path": record.path}
+    rows = []
+    for record, name in zip(records, short_names(records), strict=True):
+        identity = {"run": name, "seed": record.seed, "status": record.status}
+        settings = {key: value for key, value in record.config.items() if "." in key}
+        choices = record.environment.choices
+        rows.append({**identity, **record.costs, **record.summary, **choices, **settings, "path": record.path})
+    return pd.DataFrame(rows)
 
 
 def compare(

@@ -41,6 +41,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in (*ROOT.glob("*.md"), *sorted(ROOT.glob("docs/*.md")))}
 FOLDERS = (".ci", "benchmarks", "conf", "docs", "hydra_plugins", "llama_lab", "tests")
 OURS = (*FOLDERS, "eval.py", "pyproject.toml", "train.py", *PAGES)
+Check = Callable[[Sequence[str], pytest.MonkeyPatch], None]  # of the arguments of a command
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"`(my\w+/[\w./]+)`:\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)  # of an example
 COMMAND = re.compile(r"^(?:\S+=\S+ )*(?:python (?:train|eval)\.py|python -m benchmarks|llama-lab[-\w]*)\s+(?=\S)")
@@ -108,26 +109,16 @@ def check_eval(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
     check_kinds(compose("eval", overrides=overrides), default_settings(choices, "eval"))
 
 
-def check_compare(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parse, and compare nothing."""
-    monkeypatch.setattr("llama_lab.report.write.compare", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["llama-lab-compare", *arguments])
-    compare_command()
+def parsing(command: Callable[[], None], *deeds: str) -> Check:
+    """Parse, and do none of these deeds."""
 
+    def check(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        for deed in deeds:
+            monkeypatch.setattr(f"llama_lab.{deed}", lambda *_: "")
+        monkeypatch.setattr(sys, "argv", ["the command", *arguments])
+        command()
 
-def check_tensorboard(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parse, and open nothing."""
-    monkeypatch.setattr("llama_lab.runs.tensorboard.open_tensorboard", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["llama-lab-tensorboard", *arguments])
-    tensorboard_command()
-
-
-def check_convert(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parse, and convert nothing."""
-    for name in ("import_model", "export_model"):
-        monkeypatch.setattr(f"llama_lab.hf.convert.{name}", lambda *_: "")
-    monkeypatch.setattr(sys, "argv", ["llama-lab-convert", *arguments])
-    convert_command()
+    return check
 
 
 def check_bench(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
@@ -143,15 +134,15 @@ def check_command(arguments: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> 
     main() if name in MODES else PROGRAMS[f"llama-lab-{name}"](rest, monkeypatch)
 
 
-PROGRAMS: dict[str, Callable[[Sequence[str], pytest.MonkeyPatch], None]] = {
+PROGRAMS: dict[str, Check] = {
     "train.py": check_train,
     "llama-lab": check_command,
     "llama-lab-train": check_train,
     "eval.py": check_eval,
     "llama-lab-eval": check_eval,
-    "llama-lab-compare": check_compare,
-    "llama-lab-convert": check_convert,
-    "llama-lab-tensorboard": check_tensorboard,
+    "llama-lab-compare": parsing(compare_command, "report.write.compare"),
+    "llama-lab-convert": parsing(convert_command, "hf.convert.import_model", "hf.convert.export_model"),
+    "llama-lab-tensorboard": parsing(tensorboard_command, "runs.tensorboard.open_tensorboard"),
     "benchmarks": check_bench,
 }
 

@@ -2,7 +2,6 @@
 
 import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -66,26 +65,32 @@ class StudyProgress:
         self.print = Console(highlight=False, soft_wrap=True, markup=False).print
 
     def run_started(self, run: Run) -> None:
-        """Print the start of a run."""
-        left = [folder for folder in self._arms if self._status(folder) not in ("done", "diverged", "failed")]
-        place = len(self._arms) - len(left) + 1
-        self.print(Rule(f"run {place} of {len(self._arms)}: {run.title}{self._time_left(left)}"))
+        """Print the start of a run, and the training time that is left, at the FLOP/s of the finished runs."""
+        statuses = {folder: self._status(folder) for folder in self._arms}
+        left = [folder for folder, status in statuses.items() if status not in ("done", "diverged", "failed")]
+        done = [folder for folder, status in statuses.items() if status == "done"]
+        line = f"run {len(statuses) - len(left) + 1} of {len(statuses)}: {run.title}"
+        if done:
+            seconds = sum(Summary.load(self._folder / folder).metrics["seconds"] for folder in done)
+            flops = [sum(self._arms[folder].flops or 1.0 for folder in folders) for folders in (left, done)]
+            line += f", about {duration(seconds * flops[0] / flops[1])} of training left"
+        self.print(Rule(line))
 
     def run_ended(self, run: Run, outcome: Outcome) -> None:
-        """Print how a run ended: its loss, the step from the arm before it, and the losses of all arms at its seed."""
+        """Print how a run ended: its loss, the step from the arm before it, and the losses of all arms at its seed.
+
+        Of an arm with several learning rates, that is the best.
+        """
         if outcome != "done":
             self.print(f"{run.title}: {outcome}, {Status.load(run.folder.path).message}")
             return
-        self.print(f"{run.title}: val loss {self._loss(run.title):.4f}{self._step(run.title)}")
-        self.print(f"seed {run.cfg.seed} so far: {self._so_far(run.cfg.seed)}")
-
-    def _so_far(self, seed: int) -> str:
-        """The loss of every arm that has one at this seed, the best of several learning rates."""
         losses: dict[str, list[float]] = {}
         for folder, arm in self._arms.items():
-            if folder.endswith(f"/seed={seed}") and (loss := self._loss(folder)) is not None:
+            if folder.endswith(f"/seed={run.cfg.seed}") and (loss := self._loss(folder)) is not None:
                 losses.setdefault(arm.name, []).append(loss)
-        return ", ".join(f"{arm} {min(found):.4f}" for arm, found in losses.items())
+        so_far = ", ".join(f"{arm} {min(found):.4f}" for arm, found in losses.items())
+        self.print(f"{run.title}: val loss {self._loss(run.title):.4f}{self._step(run.title)}")
+        self.print(f"seed {run.cfg.seed} so far: {so_far}")
 
     def _step(self, folder: str) -> str:
         """The difference to the previous arm, or the baseline, at the same seed and learning rate, if that is done."""
@@ -97,15 +102,6 @@ class StudyProgress:
             if same and arm != against and (other := self._loss(member.folder)) is not None:
                 return f" ({(self._loss(folder) or 0) - other:+.4f} to {against.name})"
         return ""
-
-    def _time_left(self, left: Sequence[str]) -> str:
-        """The training time of these runs, at the FLOP/s of the finished ones."""
-        done = [folder for folder in self._arms if self._status(folder) == "done"]
-        if not done:
-            return ""
-        seconds = sum(Summary.load(self._folder / folder).metrics["seconds"] for folder in done)
-        flops = [sum(self._arms[folder].flops or 1.0 for folder in folders) for folders in (left, done)]
-        return f", about {duration(seconds * flops[0] / flops[1])} of training left"
 
     def _status(self, folder: str) -> str:
         """A run's status; empty before it starts."""

@@ -68,16 +68,12 @@ def started() -> Started | None:
         tasks, nodes = int(os.environ["SLURM_NTASKS"]), int(os.environ.get("SLURM_NNODES", 1))
         per_node = int(os.environ.get("SLURM_NTASKS_PER_NODE", 1))
         if tasks != nodes * per_node:
-            raise ConfigError(
-                f"SLURM_NTASKS={tasks}: is not the same number of tasks on each of {nodes} nodes; start them with "
-                f"srun --nodes and --ntasks-per-node, one task per device, and without --ntasks"
-            )
+            fix = "start one per device with srun --nodes and --ntasks-per-node, without --ntasks"
+            raise ConfigError(f"SLURM_NTASKS={tasks}: is not the same number on each of {nodes} nodes; {fix}")
         return Started("srun", per_node, nodes)
     if "SLURM_PROCID" in os.environ and int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
-        raise ConfigError(
-            f"SLURM_JOB_NAME={os.environ.get('SLURM_JOB_NAME')}: is taken for an interactive shell, and each task "
-            f"would train alone; give the job another name, such as srun --job-name=train"
-        )
+        reason = "is taken for an interactive shell, and each task would train alone; give the job another name"
+        raise ConfigError(f"SLURM_JOB_NAME={os.environ.get('SLURM_JOB_NAME')}: {reason}, srun --job-name=train")
     return None
 
 
@@ -95,10 +91,9 @@ def check_started(hardware: Hardware) -> None:
         return
     for key in ("devices", "num_nodes"):
         if getattr(hardware, key) != getattr(found, key):
-            raise ConfigError(
-                f"trainer.{key}={getattr(hardware, key)}: {found.launcher} has started {found.devices} processes on "
-                f"each of {found.num_nodes} nodes; start one per device, or set trainer.{key}=auto"
-            )
+            begun = f"{found.launcher} has started {found.devices} processes on each of {found.num_nodes} nodes"
+            fix = f"start one per device, or set trainer.{key}=auto"
+            raise ConfigError(f"trainer.{key}={getattr(hardware, key)}: {begun}; {fix}")
 
 
 def choose_hardware(trainer: DictConfig, micro_batches: int = 1) -> Hardware:
@@ -127,10 +122,8 @@ def choose_hardware(trainer: DictConfig, micro_batches: int = 1) -> Hardware:
         here = f"{available or 'a'} {accelerator}"
         raise ConfigError(f"trainer.devices={devices}: this machine has {here}; choose 1 or more, -1 or auto")
     if accelerator == "cpu" and devices > usable_cores() and started() is None:
-        raise ConfigError(
-            f"trainer.devices={devices}: on CPUs each is a process that needs a core of its own, and this one may use "
-            f"{usable_cores()}; choose at most that, or start more with torchrun"
-        )
+        few = f"{usable_cores()} are usable; choose at most that, or start more with torchrun"
+        raise ConfigError(f"trainer.devices={devices}: on CPUs each is a process that needs a core of its own, {few}")
     has_bf16 = accelerator != "gpu" or torch.cuda.is_bf16_supported(including_emulation=False)
     name = torch.cuda.get_device_name() if accelerator == "gpu" else accelerator
     precision = choose_precision(trainer.precision, accelerator, has_bf16)

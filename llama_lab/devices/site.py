@@ -30,19 +30,15 @@ class Site:
         if not self.elsewhere:
             asked = choose_accelerator(asked)
         if asked not in ("auto", *self.accelerators):
+            *first, last = ["auto", *sorted(self.accelerators, reverse=True)]
+            supports = f"hydra/launcher={self.launcher} supports {', '.join(first)} and {last}"
             remedy = "" if len(self.accelerators) > 1 else " here; give each accelerator a command of its own"
-            raise ConfigError(
-                f"trainer.accelerator={asked}: hydra/launcher={self.launcher} supports "
-                f"{', '.join(['auto', *sorted(self.accelerators, reverse=True)[:-1]])} and "
-                f"{min(self.accelerators)}{remedy}"
-            )
+            raise ConfigError(f"trainer.accelerator={asked}: {supports}{remedy}")
         trainer.accelerator = self.accelerators[0] if asked == "auto" else asked
         if self.gpus is not None and trainer.accelerator == "gpu":
             if trainer.devices not in ("auto", -1, self.gpus):
-                raise ConfigError(
-                    f"trainer.devices={trainer.devices}: hydra/launcher={self.launcher} gives each run "
-                    f"hydra.launcher.gpus_per_run={self.gpus}; set that, and leave trainer.devices out"
-                )
+                gives = f"hydra/launcher={self.launcher} gives each run hydra.launcher.gpus_per_run={self.gpus}"
+                raise ConfigError(f"trainer.devices={trainer.devices}: {gives}; set that, and leave this out")
             trainer.devices = self.gpus
         if not self.several_nodes and trainer.num_nodes not in (1, "auto"):
             launcher = self.launcher.capitalize()

@@ -273,10 +273,8 @@ def find_device(wanted: str | None) -> tuple[str, Device]:
     known = options()
     if wanted is not None:
         if wanted not in known:
-            raise ConfigError(
-                f"device={wanted}: unknown{suggestion(wanted, known)}; choose {' | '.join(known)}, or null for this "
-                f"machine's"
-            )
+            near = suggestion(wanted, known)
+            raise ConfigError(f"device={wanted}: unknown{near}; choose {' | '.join(known)} | null, this machine's")
         return wanted, known[wanted]
     if not torch.cuda.is_available():
         raise ConfigError(f"device=null: this machine has no GPU to estimate for; choose {' | '.join(known)}")
@@ -331,10 +329,8 @@ def expected_vocabulary(cfg: DictConfig) -> tuple[int, str]:
     if tokenizer.vocabulary_from == "nothing":
         return tokenizer.train(iter(())).vocab_size, "tokenizer"
     if "vocab_size" not in cfg.tokenizer:
-        raise ConfigError(
-            "model.vocab_size=null: this tokenizer learns its vocabulary from the text, which is not read here; "
-            "give a number, such as model.vocab_size=128"
-        )
+        reason = "this tokenizer learns its vocabulary from the text, which is not read here; give a number"
+        raise ConfigError(f"model.vocab_size=null: {reason}")
     return cfg.tokenizer.vocab_size, "tokenizer.vocab_size"
 
 

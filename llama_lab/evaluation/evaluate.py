@@ -138,10 +138,8 @@ def evaluate(path: Path, settings: DictConfig, imported: TrainedRun | None = Non
         parts = f"eval.parts={list(settings.eval.parts)}"
         check_decodes(run.model, parts, f"leave out {conjoin(sorted(DECODING))}", cache_dtype(settings))
     if "lm_eval" in settings.eval.parts and run.model.prefix:
-        raise ConfigError(
-            f"eval.parts: lm_eval scores texts of which model.attention.prefix={run.model.prefix} shows the model "
-            f"a part; leave it out"
-        )
+        prefix = f"model.attention.prefix={run.model.prefix}"
+        raise ConfigError(f"eval.parts: lm_eval scores texts of which {prefix} shows a part; leave it out")
     if "sample" in settings.eval.parts:  # the last part's errors, before the first
         encode_prompts(run.tokenizer, run.model, [run.cfg.train.prompt], settings)
     here = surroundings(job.hardware, run.step)
@@ -176,10 +174,8 @@ def check_done(folder: RunFolder) -> None:
         raise ConfigError(f"run={folder.path}: holds no run; name a run's folder, such as runs/llama/base/seed=1")
     if status.status != "done":
         why = f" ({status.message})" if status.message else ""
-        raise ConfigError(
-            f"run={folder.path}: is {status.status}{why}, and its losses would not be those of its budget; train it "
-            f"to its end with the same command, or let it write with prompt="
-        )
+        losses = "its losses would not be those of its budget; train it to its end, or let it write with prompt="
+        raise ConfigError(f"run={folder.path}: is {status.status}{why}, and {losses}")
 
 
 def open_job(path: Path, settings: DictConfig, imported: TrainedRun | None = None) -> Job:
@@ -243,8 +239,7 @@ def check_settings(settings: DictConfig, typed: Collection[str]) -> None:
     for prompt in prompts_of(settings):
         check_prompt(prompt)
     if settings.max_new_tokens is not None and settings.max_new_tokens < 1:
-        number = f"max_new_tokens={settings.max_new_tokens}"
-        raise ConfigError(f"{number}: must not be negative or 0; null takes the default")
+        raise ConfigError(f"max_new_tokens={settings.max_new_tokens}: must not be negative or 0, but may be null")
     sampling(settings)
     cache_dtype(settings)
     check_read(settings, typed)
@@ -255,9 +250,7 @@ def check_tasks(chosen: DictConfig) -> None:
     if find_spec("lm_eval") is None:
         raise ConfigError("eval.parts: lm_eval needs EleutherAI's harness; pip install 'llama-lab[lm-eval]'")
     if not chosen.tasks or not all(isinstance(task, str) for task in chosen.tasks):
-        raise ConfigError(
-            f"eval.tasks={list(chosen.tasks)}: lm_eval needs the names of tasks, such as eval.tasks=[lambada_openai]"
-        )
+        raise ConfigError(f"eval.tasks={chosen.tasks}: lm_eval needs the names of tasks, such as [lambada_openai]")
     for key, least in (("fewshot", 0), ("limit", 1)):
         if chosen[key] is not None and chosen[key] < least:
             raise ConfigError(f"eval.{key}={chosen[key]}: must be a whole number from {least}, or null")

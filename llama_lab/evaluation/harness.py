@@ -74,10 +74,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # untyped
         for batch in order.get_batched(n=self.batch_size):
             longest = max(len(continuation) for _, _, continuation in batch)
             if longest > self.max_length:
-                raise ConfigError(
-                    f"eval.tasks: a continuation has {longest} tokens, more than "
-                    f"model.max_seq_len={self.max_length}; choose tasks with shorter ones"
-                )
+                limit = f"model.max_seq_len={self.max_length}"
+                raise ConfigError(f"eval.tasks: a continuation has {longest} tokens, more than {limit}; choose others")
             rows = [torch.tensor((before + after)[-self.max_length - 1 :]) for _, before, after in batch]
             inputs = torch.nn.utils.rnn.pad_sequence([row[:-1] for row in rows], batch_first=True)
             read = self.model.read(inputs.to(self.device))
@@ -106,10 +104,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # untyped
                 raise ConfigError(f"eval.tasks: a task generates with {names}, which is not offered")
             room = self.max_length - new_tokens
             if room <= 0:
-                raise ConfigError(
-                    f"eval.tasks: a task generates {new_tokens} tokens (max_gen_toks), which leaves no context within "
-                    f"model.max_seq_len={self.max_length}; choose another, or a model with a longer context"
-                )
+                limit = f"leaves no context within model.max_seq_len={self.max_length}"
+                raise ConfigError(f"eval.tasks: a task's max_gen_toks={new_tokens} {limit}; choose another")
             prompts = [(self.tok_encode(context) or [self.prefix_token_id])[-room:] for context, _ in batch]
             temperature = settings.get("temperature", 1.0) if settings["do_sample"] else 0.0
             sampling = Sampling(temperature, **{key: settings[key] for key in SAMPLING if key in settings})
@@ -176,8 +172,6 @@ def task_manager(tasks: Sequence[str], path: str | None) -> TaskManager:
     for task in tasks:
         if task not in manager.all_tasks:
             near = suggestion(task, manager.all_tasks)
-            raise ConfigError(
-                f"eval.tasks: {task} is no task of lm-eval {lm_eval.__version__}{near}; see them all with "
-                f"`lm_eval ls tasks`, or name the folder of your own with eval.task_path"
-            )
+            where = "see `lm_eval ls tasks`, or name your own folder, eval.task_path"
+            raise ConfigError(f"eval.tasks: {task} is no task of lm-eval {lm_eval.__version__}{near}; {where}")
     return manager

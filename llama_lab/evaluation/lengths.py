@@ -26,9 +26,8 @@ def check_multiples(key: str, multiples: Collection[Any]) -> None:
     """Raise ConfigError unless every multiple of the context in setting `key` is a number from 1 to 1e6."""
     for multiple in multiples:
         if not is_kind(multiple, float) or not 1 <= multiple <= 1e6:
-            raise ConfigError(
-                f"{key}={list(multiples)}: {multiple} is no multiple of the context; give numbers from 1 to 1e6"
-            )
+            reason = f"{multiple} is no multiple of the context; give numbers from 1 to 1e6"
+            raise ConfigError(f"{key}={list(multiples)}: {reason}")
 
 
 def evaluation(

@@ -45,10 +45,8 @@ class TrainedRun:
         for key in ("data_hash", "tokenizer_hash"):
             trained_with = getattr(self.environment, key)
             if getattr(dataset.index, key) != trained_with:
-                raise ConfigError(
-                    f"run={self.folder.path}: was trained with {key} {trained_with!s:.8}, but its source now gives "
-                    f"{getattr(dataset.index, key)[:8]}; evaluate it where it was trained, or restore the files"
-                )
+                source = f"its source now gives {getattr(dataset.index, key)[:8]}; restore the files"
+                raise ConfigError(f"run={self.folder.path}: was trained with {key} {trained_with!s:.8}, but {source}")
         return dataset
 
 
@@ -65,9 +63,7 @@ def load_run(path: Path, trust: Trust = Trust(), weights: str = "last") -> Train
     if not (path / RESOLVED).exists():
         raise ConfigError(f"run={path}: holds no run; name a run's folder, such as runs/llama/base/seed=1")
     if not folder.checkpoint.exists():
-        raise ConfigError(
-            f"run={path}: has no checkpoint yet, {folder.checkpoint.name}; train it further, or restore it"
-        )
+        raise ConfigError(f"run={path}: has no checkpoint yet, {folder.checkpoint.name}; train it on, or restore it")
     environment = Environment.load(path, needs=("vocab_size", "tokenizer_hash", "data_hash"))
     with reading(path, RESOLVED):
         cfg = read_stored(path / RESOLVED)
@@ -87,10 +83,8 @@ def load_run(path: Path, trust: Trust = Trust(), weights: str = "last") -> Train
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
-        raise ConfigError(
-            f"run={path}: its checkpoint does not fit the model of its {RESOLVED}, {first_line(error)}; "
-            f"restore the two files that belong together"
-        ) from error
+        reason = f"{first_line(error)}; restore the two files that belong together"
+        raise ConfigError(f"run={path}: its checkpoint does not fit the model of its {RESOLVED}, {reason}") from error
     return TrainedRun(folder, cfg, environment, tokenizer, model.eval(), checkpoint["global_step"])
 
 

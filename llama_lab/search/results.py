@@ -79,13 +79,9 @@ class Results:
         counted = ", ".join(f"{number} {status}" for status, number in counts.items())
         ranked = self._ranked
         if not ranked and counts["interrupted"] < len(trials):
-            reasons = [
-                f"trial {one.number}: {one.user_attrs[MESSAGE]}; " for one in trials if MESSAGE in one.user_attrs
-            ]
-            raise RunFailedError(
-                f"no trial of {self.folder} finished: {counted}; {''.join(reasons[-1:])}search other values, under "
-                f"another name="
-            )
+            reasons = [f"trial {t.number}: {t.user_attrs[MESSAGE]}; " for t in trials if MESSAGE in t.user_attrs]
+            fix = f"{''.join(reasons[-1:])}search other values, under another name="
+            raise RunFailedError(f"no trial of {self.folder} finished: {counted}; {fix}")
         print_line(f"best of {len(trials)} trials: {counted}")  # a table's own title wraps at its width
         table = plain_table("", ["trial"], [self.metric])
         for one in self.space:

@@ -54,10 +54,8 @@ def read_space(arguments: Sequence[str], loader: ConfigLoader) -> tuple[list[Par
     fixed = [argument for argument, override in pairs if not override.is_sweep_override()]
     space = [parameter(argument, override) for argument, override in pairs if override.is_sweep_override()]
     if not space:
-        raise ConfigError(
-            "hydra/sweeper=optuna: there is nothing to search; give a space, such as norm=rmsnorm,layernorm or "
-            "'optim.lr=tag(log,interval(1e-4,1e-2))'"
-        )
+        example = "norm=rmsnorm,layernorm or 'optim.lr=tag(log,interval(1e-4,1e-2))'"
+        raise ConfigError(f"hydra/sweeper=optuna: there is nothing to search; give a space, such as {example}")
     return space, fixed
 
 
@@ -118,10 +116,8 @@ class Grid(GridSampler):
 
     def __init__(self, space: Sequence[Parameter], seed: int) -> None:
         if endless := next((one for one in space if not one.values), None):
-            raise ConfigError(
-                f"{endless.argument}: an interval has no grid; give a choice or a range, or another "
-                f"hydra/sweeper/sampler"
-            )
+            fix = "give a choice or a range, or another hydra/sweeper/sampler"
+            raise ConfigError(f"{endless.argument}: an interval has no grid; {fix}")
         super().__init__({one.key: one.values for one in space}, seed)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:

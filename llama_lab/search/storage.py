@@ -41,10 +41,8 @@ def open_study(
     before = study.user_attrs.get(DEFINITION, wanted)
     if before != wanted:
         new, old = (" ".join(sorted({*one} - {*other})) for one, other in ((wanted, before), (before, wanted)))
-        raise ConfigError(
-            f"{new or 'name=' + name}: the search in {folder} has {old or 'none of it'}; give the same settings to go "
-            f"on, another name=, or start over with overwrite=true"
-        )
+        fix = "give the same settings to go on, another name=, or start over with overwrite=true"
+        raise ConfigError(f"{new or 'name=' + name}: the search in {folder} has {old or 'none of it'}; {fix}")
     study.set_user_attr(DEFINITION, wanted)
     if anew:
         study.set_user_attr(ANEW, True)
@@ -72,7 +70,5 @@ def open_storage(folder: Path, settings: SearchSettings, anew: bool) -> BaseStor
     try:
         return JournalStorage(JournalFileBackend(str(journal)))
     except (ValueError, KeyError) as error:
-        raise ConfigError(
-            f"name={folder.name}: {journal} is damaged, {first_line(error)}; restore it, choose another name, or start "
-            f"over with overwrite=true, which trains all runs again"
-        ) from error
+        fix = "restore it, choose another name, or start over with overwrite=true"
+        raise ConfigError(f"name={folder.name}: {journal} is damaged, {first_line(error)}; {fix}") from error

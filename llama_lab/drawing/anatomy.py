@@ -96,13 +96,6 @@ class Anatomy:
     norm: Part | None
     head: Part
 
-    @property
-    def parts(self) -> Iterator[tuple[Part, int]]:
-        """Every part and how often it is there."""
-        yield from ((part, 1) for part in (self.embedding, self.position, self.norm, self.head) if part)
-        for layer, numbers in self.layers:
-            yield from ((part, len(numbers)) for part in (layer.own, *layer.parts.values()))
-
     def differs(self, other: "Anatomy") -> bool:
         """Whether a picture beside another one would mark anything."""
         return replace(self, name="") != replace(other, name="")

@@ -78,7 +78,7 @@ class Footprint:
 
     def optimizer_bytes(self) -> int:
         """Bytes of the optimizer's states after a step."""
-        return self._of_any_depth(self._optimizer_bytes)
+        return self._of_any_depth(lambda layers: optimizer_bytes(self._first_layers(layers), self.cfg.optim))
 
     def activation_bytes(self, sequences: int) -> int:
         """Peak bytes of a forward and backward pass over `sequences` whole contexts.
@@ -105,10 +105,6 @@ class Footprint:
         parts = [(*model.position_at(i).modules(), *block.modules()) for i, block in enumerate(model.blocks)]
         kinds = [[traits(part) for part in own] for own in parts]
         return next(p for p in range(1, len(kinds) + 1) if kinds[1 + p :] == kinds[1:-p])
-
-    def _optimizer_bytes(self, layers: int) -> int:
-        """`optimizer_bytes` of the first `layers` layers."""
-        return optimizer_bytes(self._first_layers(layers), self.cfg.optim)
 
     def _activation_bytes(self, layers: int, sequences: int) -> int:
         """`activation_bytes` of the first `layers` layers."""

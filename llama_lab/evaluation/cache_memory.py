@@ -36,10 +36,9 @@ def cache_sizes(model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[i
 
 def cache_losses(model: Decoder, windows: Validation, batch_tokens: int) -> list[CacheLoss]:
     """The loss in windows of the trained length through a cache of each dtype."""
-    device = model.embedding.tokens.weight.device
     found = []
     for dtype in cache_dtypes(model):
-        nll, counts, _ = sums_by_position(model, windows, model.max_seq_len, batch_tokens, device, dtype)
+        nll, counts, _ = sums_by_position(model, windows, model.max_seq_len, batch_tokens, dtype)
         loss = float(nll.sum() / counts.sum())
         found.append(CacheLoss(name_of(dtype), loss if math.isfinite(loss) else None))
     return found

@@ -72,7 +72,7 @@ def lm_eval(job: Job, earlier: Evaluation) -> Evaluation:
     from .harness import task_scores  # of the extra `lm-eval`, and it takes seconds to import
 
     batch_size = job.run.cfg.train.micro_batch_size or job.run.cfg.train.batch_size
-    scores = task_scores(job.served, job.run.tokenizer, batch_size, job.settings)
+    scores = list(task_scores(job.served, job.run.tokenizer, batch_size, job.settings))
     found = {score.task for score in scores}
     return replace(earlier, tasks=[*(score for score in earlier.tasks if score.task not in found), *scores])
 

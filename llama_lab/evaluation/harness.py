@@ -1,6 +1,6 @@
 """EleutherAI's lm-evaluation-harness on a trained run, through its own API: the extra `lm-eval`."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # untyped
         return order.get_original(texts)  # type: ignore[no-any-return]
 
 
-def task_scores(model: Decoder, tokenizer: TextTokenizer, batch_size: int, settings: DictConfig) -> list[TaskScore]:
+def task_scores(model: Decoder, tokenizer: TextTokenizer, batch_size: int, settings: DictConfig) -> Iterator[TaskScore]:
     """The scores of `model` in the tasks of `settings` (conf/eval.yaml). Raises ConfigError for an unknown task."""
     chosen = settings.eval
     tasks = list(chosen.tasks)
@@ -135,26 +135,22 @@ def task_scores(model: Decoder, tokenizer: TextTokenizer, batch_size: int, setti
         bootstrap_iters=BOOTSTRAPS,
     )
     assert found is not None  # on rank 0
-    scores = []
     for task, results in found["results"].items():
         for key, value in results.items():
             metric, _, filter_name = key.partition(",")
             if not filter_name or metric.endswith("_stderr"):
                 continue
             error = results.get(f"{metric}_stderr,{filter_name}")
-            scores.append(
-                TaskScore(
-                    task=task,
-                    metric=metric if filter_name == "none" else f"{metric}, {filter_name}",
-                    value=float(value),
-                    stderr=error if isinstance(error, float) else None,
-                    fewshot=found["n-shot"].get(task),
-                    samples=found["n-samples"].get(task, {}).get("effective"),
-                    version=str(found["versions"].get(task, "")),
-                    harness=lm_eval.__version__,
-                )
+            yield TaskScore(
+                task=task,
+                metric=metric if filter_name == "none" else f"{metric}, {filter_name}",
+                value=float(value),
+                stderr=error if isinstance(error, float) else None,
+                fewshot=found["n-shot"].get(task),
+                samples=found["n-samples"].get(task, {}).get("effective"),
+                version=str(found["versions"].get(task, "")),
+                harness=lm_eval.__version__,
             )
-    return scores
 
 
 def task_manager(tasks: Sequence[str], path: str | None) -> TaskManager:

@@ -99,7 +99,7 @@ def losses_at_lengths(
     longer = {round(multiple * model.max_seq_len) for multiple in multiples} - {model.max_seq_len}
     with evaluating_on(model, device):
         return [
-            loss_at_length(model, windows(length), length, batch_tokens, device)
+            loss_at_length(model, windows(length), length, batch_tokens)
             for length in (model.max_seq_len, *sorted(longer))
         ]
 
@@ -117,16 +117,14 @@ def evaluating_on(model: Decoder, device: torch.device) -> Iterator[None]:
         model.to(home).train(training)
 
 
-def loss_at_length(
-    model: Decoder, windows: Validation, length: int, batch_tokens: int, device: torch.device
-) -> LengthLoss:
+def loss_at_length(model: Decoder, windows: Validation, length: int, batch_tokens: int) -> LengthLoss:
     """The loss and the accuracy in windows of `length` tokens, or why there is none."""
     if ended := model.ends(length):
         return LengthLoss(length, note=f"cannot: {ended}")
     if windows.tokens < length:  # the last positions would have no loss
         return LengthLoss(length, note=f"cannot: the validation text has {windows.tokens} tokens, less than one window")
     try:
-        nll, counts, correct = sums_by_position(model, windows, length, batch_tokens, device)
+        nll, counts, correct = sums_by_position(model, windows, length, batch_tokens)
     except torch.OutOfMemoryError:  # must not fail a run for a length that it was not trained at
         return LengthLoss(length, note="cannot: out of memory")
     loss = float(nll.sum() / counts.sum())
@@ -146,19 +144,14 @@ def loss_at_length(
 
 
 def sums_by_position(
-    model: Decoder,
-    windows: Validation,
-    length: int,
-    batch_tokens: int,
-    device: torch.device,
-    cache_dtype: torch.dtype | None = None,
+    model: Decoder, windows: Validation, length: int, batch_tokens: int, cache_dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor, int]:
     """Sum of nats at each position over all windows of `length` tokens, in float64, and number of tokens: `(length,)`.
 
     And the number of targets that got the largest logit.
     cache_dtype: read keys and values from a KV cache of this dtype, with its rounding; default: no cache.
     """
-    size = max(1, batch_tokens // length)
+    size, device = max(1, batch_tokens // length), model.embedding.tokens.weight.device
     nll, counts = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.int64)
     correct = 0
     for start in range(0, len(windows), size):

@@ -39,9 +39,8 @@ def by_position(found: Evaluation, axes: Axes) -> None:
         if entry.loss is not None:
             before = [position + 1 for position in entry.positions]
             axes.plot(before, entry.losses, linewidth=1.2, label=f"{entry.length:,} tokens")
-    style(axes, "Loss by position", "tokens that a prediction has before it", f"nats per {predicted(found)}")
+    style(axes, "Loss by position", "tokens that a prediction has before it", f"nats per {predicted(found)}", "context")
     octaves(axes, found)
-    legend(axes, "context")
 
 
 def by_length(found: Evaluation, axes: Axes) -> None:
@@ -61,10 +60,9 @@ def cache_bytes(found: Evaluation, axes: Axes) -> None:
         tokens, formula, measured = zip(*kib, strict=True)
         (line,) = axes.plot(tokens, formula, label=dtype)
         axes.plot(tokens, measured, "o", color=line.get_color())
-    style(axes, "KV cache of one sequence", "tokens", "KiB (lines: by formula; dots: measured)")
+    style(axes, "KV cache of one sequence", "tokens", "KiB (lines: by formula; dots: measured)", "")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    legend(axes)
 
 
 def speeds(found: Evaluation, axes: Axes) -> None:
@@ -79,10 +77,9 @@ def speeds(found: Evaluation, axes: Axes) -> None:
             spread = middle - batch_size / rounds.max(axis=1), batch_size / rounds.min(axis=1) - middle
             label = f"batch {batch_size}{words}"
             axes.errorbar(contexts, middle, spread, color=colour, linestyle=line, marker="o", capsize=3, label=label)
-    style(axes, "Decoding: medians and ranges of rounds", "tokens in the context", "tokens per second")
+    style(axes, "Decoding: medians and ranges of rounds", "tokens in the context", "tokens per second", "")
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter("{x:,.0f}")
-    legend(axes)
 
 
 def octaves(axes: Axes, found: Evaluation) -> None:
@@ -90,11 +87,6 @@ def octaves(axes: Axes, found: Evaluation) -> None:
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.axvline(found.lengths[0].length, color="black", linestyle=":", linewidth=1)
-
-
-def legend(axes: Axes, title: str = "") -> None:
-    """Which line is which."""
-    axes.legend(title=title, fontsize=8, title_fontsize=8, framealpha=0.8, edgecolor="none")  # lines may pass below
 
 
 PANELS: tuple[tuple[str, Callable[[Evaluation, Axes], None]], ...] = (
@@ -105,8 +97,8 @@ PANELS: tuple[tuple[str, Callable[[Evaluation, Axes], None]], ...] = (
 )
 
 
-def style(axes: Axes, title: str, x: str, y: str) -> None:
-    """Set the title and the axis labels, draw a light grid, and hide the frame at the top and on the right."""
+def style(axes: Axes, title: str, x: str, y: str, legend: str | None = None) -> None:
+    """Set the title, the axis labels and the legend, draw a light grid, and hide the frame at the top and right."""
     axes.set_title(title, fontsize=10, color=INK)
     axes.set_xlabel(x, fontsize=9)
     axes.set_ylabel(y, fontsize=9)
@@ -114,3 +106,5 @@ def style(axes: Axes, title: str, x: str, y: str) -> None:
     axes.grid(color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
+    if legend is not None:  # lines may pass below it
+        axes.legend(title=legend, fontsize=8, title_fontsize=8, framealpha=0.8, edgecolor="none")

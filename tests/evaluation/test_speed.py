@@ -1,5 +1,7 @@
 """What is timed is what is told: as many tokens, at their place in the context, and the same logits both ways."""
 
+import time
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -7,7 +9,15 @@ import torch
 from torch.utils.benchmark import Measurement, TaskSpec
 
 from llama_lab.evaluation import speed as speed_module
-from llama_lab.evaluation.speed import NEW_TOKENS, decoding, generation_speed, random_tokens, reading, reading_again
+from llama_lab.evaluation.speed import (
+    NEW_TOKENS,
+    decoding,
+    generation_speed,
+    random_tokens,
+    reading,
+    reading_again,
+    time_in_turn,
+)
 from llama_lab.model import Decoder
 from tests.composing import decoder, lively
 
@@ -90,3 +100,47 @@ def test_real_times_come_one_for_each_round_in_every_cache_dtype() -> None:
         for seconds in (found.prefill, found.decode, found.uncached):
             assert len(seconds) == 2
             assert min(seconds) > 0
+
+
+# Timing in turn
+
+
+def test_each_has_a_time_for_every_round_and_they_take_turns() -> None:
+    called: list[str] = []
+    contenders = {name: (lambda name=name: called.append(name)) for name in "ab"}
+    found = time_in_turn(contenders, rounds=3, min_seconds=0)
+    assert {name: len(timing.times) for name, timing in found.items()} == {"a": 3, "b": 3}
+    order = [name for name, _ in groupby(called)]
+    assert order == list("ababab")  # ab before, then ab, ba, ab: who ended a round begins the next
+
+
+def test_a_slower_one_takes_longer_and_times_are_of_one_call() -> None:
+    found = time_in_turn(
+        {"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.02)}, rounds=3, min_seconds=0.01
+    )
+    assert 0.002 <= min(found["short"].times) < 0.02 <= min(found["long"].times)
+    assert found["short"].median < found["long"].median
+
+
+@pytest.mark.parametrize(("min_seconds", "calls"), [(0.0, 1), (0.06, 6)])
+def test_short_calls_are_repeated_until_they_fill_the_time(min_seconds: float, calls: int) -> None:
+    moments: list[float] = []
+
+    def work() -> None:
+        moments.append(time.perf_counter())
+        time.sleep(0.01)
+
+    (timing,) = time_in_turn({"one": work}, rounds=1, min_seconds=min_seconds).values()
+    assert 0.01 <= timing.times[0] < 0.1
+    assert len(moments) >= calls
+
+
+def test_the_first_call_does_not_count() -> None:
+    began: list[float] = []
+
+    def work() -> None:
+        time.sleep(0.001 if began else 0.3)
+        began.append(0)
+
+    (timing,) = time_in_turn({"one": work}, rounds=2, min_seconds=0.001).values()
+    assert max(timing.times) < 0.15

@@ -30,16 +30,19 @@ for module in sys.argv[1:]:
     assert os.waitpid(fork, 0)[1] == 0
 """
 
-# Takes the cosines of many angles, as the first parallel work of a process, and prints the largest error.
+# Four forks, as above, at once: each takes the cosines of many angles as its first parallel work, and prints the
+# largest error.
 COSINES = """
-import torch
-
-from llama_lab.model import VECTOR_MATH
-import llama_lab.model
+import os, torch
 torch.set_num_threads(4)
-angles = torch.arange(1 << 18, dtype=torch.float32) / 997
-worst = max(float((f(angles).double() - f(angles.double())).abs().max()) for f in (torch.cos, torch.sin))
-print(worst)
+for _ in range(4):
+    if not os.fork():
+        import llama_lab.model
+        angles = torch.arange(1 << 18, dtype=torch.float32) / 997
+        errors = [(f(angles).double() - f(angles.double())).abs().max() for f in (torch.cos, torch.sin)]
+        print(float(max(errors)), flush=True)
+        os._exit(0)
+assert [os.wait()[1] for _ in range(4)] == [0] * 4
 """
 MODULES = ["llama_lab.model", "llama_lab.training.command", "llama_lab.evaluation.evaluate"]
 
@@ -72,10 +75,11 @@ def test_every_function_that_pytorch_hands_to_mkl_is_called() -> None:
 def test_processes_started_under_load_have_accurate_tables() -> None:
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     try:
-        command = [sys.executable, "-c", COSINES]
         for _ in range(3):
-            started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-            assert max(float(process.communicate(timeout=250)[0]) for process in started) < 2e-7
+            command = [sys.executable, "-c", COSINES]
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250)
+            assert len(done.stdout.split()) == 4
+            assert max(map(float, done.stdout.split())) < 2e-7
     finally:
         for process in load:
             process.kill()

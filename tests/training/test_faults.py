@@ -16,7 +16,7 @@ from llama_lab.data.tokens import TokenDataset
 from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status
-from llama_lab.training import finish
+from llama_lab.training import recording
 from llama_lab.training.command import train_run
 from llama_lab.training.monitor import Monitor
 from llama_lab.util.errors import ConfigError
@@ -74,13 +74,13 @@ def before_the_first_row(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
 
 
 def after_training(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
-    sample = finish.sample_text
+    sample = recording.sample_text
 
     def sample_text(*arguments: object) -> list[int]:
         disk.fill()
         return sample(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(finish, "sample_text", sample_text)
+    monkeypatch.setattr(recording, "sample_text", sample_text)
 
 
 FULL: dict[str, tuple[Arrange, list[str]]] = {

@@ -112,7 +112,9 @@ def cost_units(module: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]
 
     Raises ValueError for a module with matrices that no module counts.
     """
-    if is_plain_linear(module) or covers_own_matrices(module):
+    own = {name for name, _ in module.named_parameters()}
+    is_linear = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    if (is_linear and own <= {"weight", "bias"}) or covers_own_matrices(module):
         return [(name, module)]
     if not isinstance(module, nn.Embedding) and any(p.ndim > 1 for p in module.parameters(recurse=False)):
         raise ValueError(
@@ -139,12 +141,6 @@ def flops_per_token(units: list[tuple[str, nn.Module]], seq_len: int, dense: boo
 def reports_cost(module: nn.Module) -> bool:
     """Whether a module reports its own cost."""
     return hasattr(module, "flops_per_token")
-
-
-def is_plain_linear(module: nn.Module) -> bool:
-    """Whether it is an nn.Linear, or a subclass with the same forward pass and no further parameters."""
-    own = {name for name, _ in module.named_parameters()}
-    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward and own <= {"weight", "bias"}
 
 
 def covers_own_matrices(module: nn.Module) -> bool:

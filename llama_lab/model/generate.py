@@ -1,6 +1,7 @@
 """Text generation: each prompt is read into its row of the state, then every step adds a token to each row."""
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -103,8 +104,11 @@ def generate(
     if compiled:  # code is compiled for one size of the cache, so calls share one where they can
         context = max(context, model.max_seq_len)
     state = model.new_state(len(prompts), context, cache_dtype)
-    texts = [tuple(prompt) for prompt in prompts]
-    generators = [parameter_generator(seed, f"sequence {texts[:i].count(text)}") for i, text in enumerate(texts)]
+    given: Counter[tuple[int, ...]] = Counter()
+    generators = []
+    for prompt in map(tuple, prompts):
+        generators.append(parameter_generator(seed, f"sequence {given[prompt]}"))
+        given[prompt] += 1
     return _steps(model, prompts, max_new_tokens, sampling or Sampling(), eot_id, generators, state, compiled)
 
 

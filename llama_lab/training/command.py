@@ -1,7 +1,10 @@
 """What commands do to train a run: check it, open what its config names, train, and report what goes wrong."""
 
+import shutil
 import sys
+import traceback
 
+import torch
 from omegaconf import OmegaConf
 
 from llama_lab.config.components import build, report_component_errors, targets
@@ -15,8 +18,8 @@ from llama_lab.util.errors import ConfigError, first_line
 from llama_lab.util.files import report_disk_errors
 
 from .callbacks import build_callbacks
-from .compiling import check_compiler, compiler_failed, delete_compiled
-from .run import Run, spare_devices, steps_of
+from .compiling import check_compiler
+from .run import Run, steps_of
 from .schedule import part_of, steps_alike
 from .stop import Outcome
 from .train import train
@@ -85,3 +88,33 @@ def warn_of_differences(run: Run) -> None:
             "budget, and rises again; a run with schedule=constant or wsd goes on as if it had always had this one",
             file=sys.stderr,
         )
+
+
+def spare_devices(run: Run) -> str:
+    """Why the run does not use all GPUs of this machine, in one line."""
+    return (
+        f"trainer.devices=auto: trains on {run.hardware.devices} of {run.hardware.devices + run.hardware.spare} GPUs, "
+        f"since more cannot share train.batch_size={run.cfg.train.batch_size} with train.micro_batch_size="
+        f"{'null' if run.cfg.train.micro_batch_size is None else run.cfg.train.micro_batch_size}"
+    )
+
+
+def compiler_failed(error: Exception) -> bool:
+    """Whether TorchInductor raised an error, as it does for ever if a file of its cache was cut short."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return not isinstance(error, torch.OutOfMemoryError) and any("/torch/_inductor/" in f.filename for f in frames)
+
+
+def delete_compiled() -> str:
+    """Delete TorchInductor's cache, and forget what this process has read of it; returns its folder."""
+    from torch._inductor import cpu_vec_isa, utils  # it takes seconds to import, and only a compiled run needs it
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    folder = cache_dir()
+    shutil.rmtree(folder, ignore_errors=True)
+    utils.clear_caches()
+    kinds = [kind for kind in vars(cpu_vec_isa).values() if isinstance(kind, type)]
+    for known in (*vars(cpu_vec_isa).values(), *(one for kind in kinds for one in vars(kind).values())):
+        if hasattr(known, "cache_clear"):  # which instructions compile here: tried with a file of the cache
+            known.cache_clear()
+    return folder

@@ -8,7 +8,6 @@ import os
 import shutil
 import sys
 import sysconfig
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,18 +76,15 @@ def missing_part(hardware: Hardware) -> str | None:
         return None
     if hardware.accelerator == "gpu" and not has_triton():
         return "Triton and a GPU that it supports (pip install triton)"
-    if not any(map(shutil.which, compilers(hardware.accelerator))):
+    if hardware.accelerator == "gpu":  # for Triton; else for TorchInductor
+        compilers = [os.environ["CC"]] if "CC" in os.environ else ["gcc", "clang"]
+    else:
+        compilers = [os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")]
+    if not any(map(shutil.which, compilers)):
         return "a C++ compiler (apt install g++)"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "the headers of Python (apt install python3-dev)"
     return None
-
-
-def compilers(accelerator: str) -> tuple[str, ...]:
-    """The programs of which TorchInductor, or Triton for a GPU, needs one: what the environment names, or the usual."""
-    if accelerator == "gpu":
-        return (os.environ["CC"],) if "CC" in os.environ else ("gcc", "clang")
-    return (os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++"),)
 
 
 def compile_in_place(model: Decoder, backend: str = "inductor") -> None:
@@ -101,24 +97,3 @@ def compile_in_place(model: Decoder, backend: str = "inductor") -> None:
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(model.blocks))
     for block in model.blocks:
         block.compile(backend=backend)
-
-
-def compiler_failed(error: Exception) -> bool:
-    """Whether TorchInductor raised an error, as it does for ever if a file of its cache was cut short."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return not isinstance(error, torch.OutOfMemoryError) and any("/torch/_inductor/" in f.filename for f in frames)
-
-
-def delete_compiled() -> str:
-    """Delete TorchInductor's cache, and forget what this process has read of it; returns its folder."""
-    from torch._inductor import cpu_vec_isa, utils  # it takes seconds to import, and only a compiled run needs it
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    folder = cache_dir()
-    shutil.rmtree(folder, ignore_errors=True)
-    utils.clear_caches()
-    kinds = [kind for kind in vars(cpu_vec_isa).values() if isinstance(kind, type)]
-    for known in (*vars(cpu_vec_isa).values(), *(one for kind in kinds for one in vars(kind).values())):
-        if hasattr(known, "cache_clear"):  # which instructions compile here: tried with a file of the cache
-            known.cache_clear()
-    return folder

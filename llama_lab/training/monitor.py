@@ -17,7 +17,6 @@ from llama_lab.runs.stored import SPEED, is_ours
 from llama_lab.util.display import Display
 
 from .loggers import MetricsCSV, MetricsLogger
-from .module import LanguageModel
 from .stop import EndedError
 
 SLOW_STEPS = 3  # steps of a process that no speed includes: kernels compile, caches fill
@@ -133,13 +132,29 @@ class Monitor(L.Callback):
             synchronize(pl_module.device)
             self.speed.mark(step * self.tokens_per_step, self.stopwatch.seconds)
             self._slow_seconds = self.stopwatch.seconds - self._resumed_seconds
-        metrics = {}
-        if self.logs(step, trainer.max_steps):
-            metrics = self._train_metrics(trainer, pl_module, step)
-            for name, part in pl_module.model.named_modules():
-                own: dict[str, Any] = getattr(part, "metrics_to_log", dict)()
-                self.record_all({f"{name}.{key}": value for key, value in own.items()})
-            self._write(metrics, step)
+        if not self.logs(step, trainer.max_steps):
+            self.display.update(step, {})
+            return
+        loss = pl_module.pop_train_loss()  # waits for the device, so that the speed below is of finished work
+        if not math.isfinite(loss):
+            raise EndedError("diverged", f"the training loss is {loss} at step {step}")
+        tokens = step * self.tokens_per_step
+        if step > self._first_step + self.slow_steps:
+            self.speed.mark(tokens, self.stopwatch.seconds)
+        metrics = {
+            "tokens": tokens,
+            "seconds": self.stopwatch.seconds,
+            "train/loss": loss,
+            "optim/lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "optim/grad_norm": float(pl_module.grad_norm),
+            "perf/peak_memory_bytes": peak_memory_bytes(pl_module.device),
+            **state_metrics(self.cost),
+            **self.speed_metrics(self.speed.interval, trainer.world_size),
+        }
+        for name, part in pl_module.model.named_modules():
+            own: dict[str, Any] = getattr(part, "metrics_to_log", dict)()
+            self.record_all({f"{name}.{key}": value for key, value in own.items()})
+        self._write(metrics, step)
         self.display.update(step, metrics)
 
     def logs(self, step: int, last: int) -> bool:
@@ -156,26 +171,6 @@ class Monitor(L.Callback):
         if self.speed.overall is None:
             return None
         return max(0.0, self._slow_seconds - SLOW_STEPS * self.tokens_per_step / self.speed.overall)
-
-    def _train_metrics(self, trainer: L.Trainer, module: LanguageModel, step: int) -> dict[str, float]:
-        """The metrics of this step. Raises EndedError."""
-        assert module.grad_norm is not None
-        loss = module.pop_train_loss()  # waits for the device, so that the speed below is of finished work
-        if not math.isfinite(loss):
-            raise EndedError("diverged", f"the training loss is {loss} at step {step}")
-        tokens = step * self.tokens_per_step
-        if step > self._first_step + self.slow_steps:
-            self.speed.mark(tokens, self.stopwatch.seconds)
-        return {
-            "tokens": tokens,
-            "seconds": self.stopwatch.seconds,
-            "train/loss": loss,
-            "optim/lr": trainer.optimizers[0].param_groups[0]["lr"],
-            "optim/grad_norm": float(module.grad_norm),
-            "perf/peak_memory_bytes": peak_memory_bytes(module.device),
-            **state_metrics(self.cost),
-            **self.speed_metrics(self.speed.interval, trainer.world_size),
-        }
 
     def speed_metrics(self, tokens_per_second: float | None, world_size: int) -> dict[str, float]:
         """The perf/ metrics of a speed over all devices; none of them before it is known."""

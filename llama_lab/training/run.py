@@ -7,14 +7,12 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from llama_lab.data.data_module import micro_batches_per_step
-from llama_lab.devices.hardware import Hardware, choose_hardware, current_rank
+from llama_lab.devices.hardware import Hardware, choose_hardware
 from llama_lab.evaluation.lengths import check_multiples
 from llama_lab.model import Cost
 from llama_lab.model.init import KV_HEADS
 from llama_lab.model.recompute import PARTS
-from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import RESOLVED, RunFolder
-from llama_lab.runs.stored import Status
 from llama_lab.util.errors import ConfigError
 from llama_lab.util.files import report_disk_errors
 
@@ -133,21 +131,6 @@ def steps_of(cfg: DictConfig) -> int:
     return int(cfg.train.tokens) // int(cfg.train.batch_size * cfg.model.max_seq_len)
 
 
-def check_folder(run: Run) -> None:
-    """Raise ConfigError unless the run may start or go on in its folder, FinishedRunError if it is there already."""
-    if run.cfg.measure or current_rank() != 0:  # nothing is trained; rank 0 answers for all
-        return
-    run.folder.check(run.cfg, run.choices)
-    if not run.cfg.resume:
-        return
-    trained = checkpoint_step(run.folder.checkpoint_for(run.cfg))
-    if run.steps <= trained and Status.load(run.folder.path).status == "done":
-        raise ConfigError(
-            f"train.tokens={run.cfg.train.tokens:g}: the run has had {trained * run.tokens_per_step}; to train it "
-            f"further, give more"
-        )
-
-
 def check_train(cfg: DictConfig) -> None:
     """Raise ConfigError for a number out of its range, and a setting of `init_from` that cannot work."""
     train, heads = cfg.train, cfg.init_kv_heads
@@ -168,7 +151,6 @@ def check_train(cfg: DictConfig) -> None:
             f"train.ema={train.ema}: must be at least 0 and less than 1, such as 0.99; null keeps no average"
         )
     check_multiples("train.eval_lengths", train.eval_lengths)
-
     if heads is not None and not cfg.init_from:
         raise ConfigError(f"init_kv_heads={heads}: pools the heads of trained weights; add init_from=, or leave it out")
     if heads not in (None, *KV_HEADS):
@@ -181,12 +163,3 @@ def check_ema(decay: float | None, precision: str) -> None:
         raise ConfigError(
             f"train.ema={decay}: an average in 16 bits stands still; set trainer.precision=bf16-mixed, or leave it out"
         )
-
-
-def spare_devices(run: Run) -> str:
-    """Why the run does not use all GPUs of this machine, in one line."""
-    return (
-        f"trainer.devices=auto: trains on {run.hardware.devices} of {run.hardware.devices + run.hardware.spare} GPUs, "
-        f"since more cannot share train.batch_size={run.cfg.train.batch_size} with train.micro_batch_size="
-        f"{'null' if run.cfg.train.micro_batch_size is None else run.cfg.train.micro_batch_size}"
-    )

@@ -19,12 +19,12 @@ from llama_lab.hf.tensors import has_weights
 from llama_lab.model import Decoder
 from llama_lab.model.position import Rope
 from llama_lab.model.transfer import Transfer, has_fewer_heads, patterns, transfer
-from llama_lab.runs.checkpoint import existing
+from llama_lab.runs.checkpoint import checkpoint_step, existing
 from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
-from llama_lab.runs.stored import FATES, WarmStart
+from llama_lab.runs.stored import FATES, Status, WarmStart
 from llama_lab.util.errors import ConfigError
 
-from .run import Run, check_folder
+from .run import Run
 
 
 def check_start(run: Run) -> None:
@@ -33,7 +33,17 @@ def check_start(run: Run) -> None:
     What it started from comes before its folder: a finished run of other weights is not done.
     """
     check_unchanged(run.cfg, run.folder)
-    check_folder(run)
+    if run.cfg.measure or current_rank() != 0:  # nothing is trained; rank 0 answers for all
+        return
+    run.folder.check(run.cfg, run.choices)
+    if not run.cfg.resume:
+        return
+    trained = checkpoint_step(run.folder.checkpoint_for(run.cfg))
+    if run.steps <= trained and Status.load(run.folder.path).status == "done":
+        raise ConfigError(
+            f"train.tokens={run.cfg.train.tokens:g}: the run has had {trained * run.tokens_per_step}; to train it "
+            f"further, give more"
+        )
 
 
 def warm_start(run: Run) -> Callable[[Decoder, Dataset], WarmStart] | None:

@@ -13,8 +13,8 @@ from llama_lab.config.schema import check_kinds, flatten
 from llama_lab.data.data_module import micro_batches_per_step
 from llama_lab.devices.hardware import check_started, choose_hardware
 from llama_lab.devices.strategy import DataParallel, FullySharded, make_plugins, make_strategy
+from llama_lab.training.command import spare_devices
 from llama_lab.training.prepare import check_devices
-from llama_lab.training.run import spare_devices
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config
 from tests.conftest import Command

@@ -219,7 +219,7 @@ def test_100_000_draws_have_the_intended_frequencies_and_none_is_outside(samplin
 
 @pytest.mark.slow
 def test_generation_draws_from_the_models_own_distribution() -> None:
-    model, n = lively("arch=llama"), 3000
+    model, n = lively("arch=llama"), 1500
     sampling = Sampling(temperature=0.5, top_k=8)
     drawn = torch.tensor(texts(model, [[7]] * n, 2, sampling=sampling))
     with torch.no_grad():

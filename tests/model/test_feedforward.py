@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.activations import XIELUActivation
 
-from llama_lab.model.feedforward import XIELU, FeedForward, GatedFeedForward, SquaredReLU
+from llama_lab.model.feedforward import XIELU, FeedForward, GatedFeedForward
 from tests.composing import decoder, options
 
 
@@ -70,10 +70,6 @@ def test_xielu_is_apertus_s_with_its_gradients() -> None:
     for mine, other in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, other)
     assert ours.bfloat16()(torch.tensor(points, dtype=torch.bfloat16)).dtype == torch.bfloat16
-
-
-def test_squared_relu_squares_what_is_positive() -> None:
-    assert SquaredReLU()(torch.tensor([-2.0, 0.0, 3.0])).tolist() == [0.0, 0.0, 9.0]
 
 
 @pytest.mark.parametrize("option", options("ffn"))

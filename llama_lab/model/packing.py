@@ -102,12 +102,10 @@ def join(tensors: list[Tensor], for_token: bool = False) -> Tensor:
 class SummedProducts(TorchFunctionMode):
     """Within this context, `F.linear` of `x (..., 1, in)` is the sum of the products of `x` and each row of weights.
 
-    For the compiled decoding step, on a CPU at batch 1, where a product is limited by reading the weights. The compiler
-    leaves `F.linear` to the math library, whose matrix-vector product uses one core and is not fused with anything. Of
-    a sum of products it makes a loop of its own, which uses all cores and is fused with what surrounds it. Without it,
-    a step of the model of `python -m benchmarks decode` takes 1.3 times as long on two cores (3.44 against 2.60 ms),
-    and 1.2 times on one (4.38 against 3.56 ms): the fastest of at least 360 calls of each, in turn, on a busy x86-64
-    machine (torch 2.13.0, 2026-11-22).
+    For the compiled decoding step, on a CPU at batch 1, where a product is limited by reading the weights. Of a sum of
+    products the compiler makes a loop that uses all cores and is fused with what surrounds it, while it leaves
+    `F.linear` to the math library's one core. Without this, a step of `python -m benchmarks decode` takes 1.3 times as
+    long on two cores (3.44 against 2.60 ms), and 1.2 times on one (best of 360, busy x86-64, torch 2.13.0, 2026-11-22).
     """
 
     def __torch_function__(

@@ -29,9 +29,8 @@ class Threshold:
 
 
 # By accelerator; on others, `auto` does not compile. The CPU's are measured on two cores: the README's first run trains
-# at 0.9e11 FLOP/s, and compiling took 15 s to save 14% of each step (dim 256, 6 layers, float32), which pays after two
-# minutes; recipes with masks compile up to four blocks instead of one, and so five times that. The GPU's are a guess: a
-# third of an A100's bf16 peak, and a minute to compile for a fifth of the time.
+# at 0.9e11 FLOP/s, and compiling took 15 s, or five times that with masks, to save 14% of each step (dim 256, 6 layers,
+# float32). The GPU's are a guess: a third of an A100's bf16 peak, and a minute to compile for a fifth of the time.
 THRESHOLDS = {"cpu": Threshold(1e11, 600), "gpu": Threshold(1e14, 300)}
 
 

@@ -78,12 +78,13 @@ class MetricsCSV:
         """
         try:
             rows = read_cells(self.path)[: known["count"]]
-            metrics = with_numbers(rows)
+            metrics, self.rows = with_numbers(rows), described(rows)
+            damage = f"it does not begin with the {known['count']} rows before the checkpoint" * (self.rows != known)
         except (ValueError, KeyError) as error:
-            raise self._damaged(str(error)) from error
-        self.rows = described(rows)
-        if self.rows != known:
-            raise self._damaged(f"it does not begin with the {known['count']} rows before the checkpoint")
+            damage = str(error)
+        if damage:
+            remedy = "restore it, choose another name, or start over with overwrite=true"
+            raise ConfigError(f"{self.path}: is damaged, {damage}; {remedy}")
         if self.path.exists():
             self._rewrite(rows)
         return [{name: value for name, value in row.items() if name != "step"} for row in metrics]
@@ -95,10 +96,6 @@ class MetricsCSV:
             writer = csv.DictWriter(file, self.columns)
             writer.writeheader()
             writer.writerows(rows)
-
-    def _damaged(self, how: str) -> ConfigError:
-        remedy = "restore it, choose another name, or start over with overwrite=true"
-        return ConfigError(f"{self.path}: is damaged, {how}; {remedy}")
 
 
 class TensorBoard(TensorBoardLogger):

@@ -42,7 +42,7 @@ def head_loss(embedding: Embedding, x: Tensor, targets: Tensor, z_loss: float = 
 
 def plain_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
     """`head_loss` of given `logits (B, T, V)`: for heads and hooks of a user's own, and the reference of the other."""
-    logits, targets = wide(logits).flatten(0, -2), targets.flatten()
+    logits, targets = logits.to(wide_type(logits.dtype)).flatten(0, -2), targets.flatten()
     nll = F.cross_entropy(logits, targets.clamp(min=-1), ignore_index=-1, reduction="sum")
     if not z_loss:
         return nll.detach(), nll
@@ -71,7 +71,9 @@ class ChunkedLoss(torch.autograd.Function):
             w, b = weight.to(kind), None if bias is None else bias.to(kind)
             for part in chunks(len(x), size):
                 rows, ignored = x[part].to(kind), targets[part, None] < 0
-                logits = capped(wide(F.linear(rows, w, b)), softcap)
+                logits = F.linear(rows, w, b).to(wide_type(kind))
+                if softcap is not None:
+                    logits = logits.div_(softcap).tanh_().mul_(softcap)
                 logs = logits.log_softmax(-1)
                 sums += chunk_sums(logits, logs, targets[part, None])
                 if not any(ctx.needs_input_grad):
@@ -99,11 +101,6 @@ class ChunkedLoss(torch.autograd.Function):
 def chunks(n: int, size: int) -> Iterator[slice]:
     """The chunks of `n` tokens, of `size` each but for the last."""
     return (slice(start, start + size) for start in range(0, n, size))
-
-
-def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """`logits` bounded to ±softcap by a tanh, in place."""
-    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
 def chunk_sums(logits: Tensor, logs: Tensor, targets: Tensor) -> Tensor:
@@ -136,11 +133,6 @@ def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         total.addmm_(left, right)
     else:
         total += left @ right
-
-
-def wide(x: Tensor) -> Tensor:
-    """`x` in float32, or as it is where that is better."""
-    return x.to(wide_type(x.dtype))
 
 
 def wide_type(dtype: torch.dtype) -> torch.dtype:

@@ -60,42 +60,39 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     losses = {unit: final_losses(judged, unit) for unit in METRICS}
     speed = measured_speed(folder)
     compared = compare_arms(study, judged, losses, metric, is_final=True)
-    speeds = speed.arms if speed else {}
-    arms = tuple(
-        _arm_result(study, arm, judged, metric, compared, speeds.get(arm.name), bool(rates)) for arm in study.arms
-    )
     effects = effects_of(study, losses[metric]) if study.is_factorial else ()
-    pairs = tuple(c for pair in study.family if (c := compared.get(pair))) if study.compare == "all" else ()
-    ranked = rankings(study, arms, pairs, speed, metric)
-    ranks = {one.arm: one.ranks for one in ranked[0].standings if one.ranks} if ranked else {}
     facts = pd.DataFrame([environment(record.environment) for record in started(records)])
     first = next(iter(started(judged[study.baseline])), None)
     result = Result(
         study=study,
         metric=metric,
         tests=describe_tests(study, compared, effects),
-        arms=arms,
-        curves=tuple(curve for arm in arms for curve in loss_curves(arm.name, arm.records, metric)),
-        inference=tuple(filter(None, (inference(arm.name, arm.records) for arm in arms))),
-        effects=effects,
-        learning_rates=rates,
-        lengths=tuple(found for name, own in judged.items() if (found := _lengths(name, own))),
+        records=tuple(records),
         seeds=tuple(sorted({record.seed for own in judged.values() for record in own})),
         environment={fact: facts[fact].value_counts(sort=False).to_dict() for fact in facts},
         baseline_config=(first.path / RESOLVED).read_text() if first else "",
-        speed=speed,
+        effects=effects,
+        pairs=tuple(c for pair in study.family if (c := compared.get(pair))) if study.compare == "all" else (),
         difference_curves=difference_curves(study, judged, losses, metric),
-        interactions=interactions_of(study, arms, metric) if effects else (),
-        telemetry=tuple(filter(None, (telemetry(arm.name, drawn(arm.records)) for arm in arms))),
-        pairs=pairs,
-        ranks=ranks,
-        rankings=ranked,
-        records=tuple(records),
-        architectures=architectures(study, arms, trust),
-        scaling=scaled(arms, metric, is_timed=of_arm.keys() <= speeds.keys()) if study.is_scaling else None,
+        learning_rates=rates,
+        lengths=tuple(found for name, own in judged.items() if (found := _lengths(name, own))),
+        speed=speed,
         trust=trust,
     )
-    result = replace(result, unfinished=tuple(pair for pair in result.members if not pair[1].done))
+    arms = tuple(_arm_result(result, arm, judged, compared) for arm in study.arms)
+    result = replace(result, arms=arms, unfinished=tuple(pair for pair in result.members if not pair[1].done))
+    ranked, is_timed = rankings(result), speed is not None and of_arm.keys() <= speed.arms.keys()
+    result = replace(
+        result,
+        curves=tuple(curve for arm in arms for curve in loss_curves(arm.name, arm.records, metric)),
+        inference=tuple(filter(None, (inference(arm.name, arm.records) for arm in arms))),
+        interactions=interactions_of(result) if effects else (),
+        telemetry=tuple(filter(None, (telemetry(arm.name, drawn(arm.records)) for arm in arms))),
+        ranks={one.arm: one.ranks for one in ranked[0].standings if one.ranks} if ranked else {},
+        rankings=ranked,
+        architectures=architectures(result),
+        scaling=scaled(arms, metric, is_timed) if study.is_scaling else None,
+    )
     verdict, sentences = answer(result)
     return replace(result, verdict=verdict, answer=sentences, warnings=warnings(result), notes=notes(result))
 
@@ -117,16 +114,9 @@ def _read(study: Study, folder: Path) -> pd.DataFrame:
     return runs.astype({"rate": float, "tunes": float})
 
 
-def _arm_result(
-    study: Study,
-    arm: Arm,
-    judged: Judged,
-    metric: Metric,
-    compared: Mapping[Pair, Comparison],
-    speed: ArmSpeed | None,
-    is_swept: bool,
-) -> ArmResult:
-    records = judged[arm.name]
+def _arm_result(result: Result, arm: Arm, judged: Judged, compared: Mapping[Pair, Comparison]) -> ArmResult:
+    study, metric, records = result.study, result.metric, judged[arm.name]
+    speed = result.speed.arms.get(arm.name) if result.speed else None
     ours, theirs = started(records), started(judged[arm.previous or study.baseline])
     baseline = {} if study.is_scaling else {record.seed: record for record in finished(judged[study.baseline])}
     pairs = [(record, baseline[record.seed]) for record in records if record.seed in baseline]
@@ -143,7 +133,7 @@ def _arm_result(
         to_reach=_to_reach(pairs, metric, speed),
         reach=_reach(pairs, metric),
         costs=_costs(records, speed),
-        difference=different_settings(theirs[0], ours[0], is_swept) if ours and theirs else {},
+        difference=different_settings(theirs[0], ours[0], result.is_swept) if ours and theirs else {},
     )
 
 
@@ -213,17 +203,13 @@ def _lengths(arm: str, records: Sequence[Record]) -> Lengths | None:
         return None
     trained = next(iter(shared))
     losses = pd.DataFrame({n: entries["loss"] for n, entries in shared.items()}, dtype=float)  # (runs, lengths)
-    pairs = {n: losses[n].to_frame("longer").assign(trained=losses[trained]).dropna() for n in losses}
-    buckets = {n: entries[entries["losses"].astype(bool)] for n, entries in shared.items()}
-    return Lengths(
-        arm=arm,
-        trained=trained,
-        lengths=list(shared),
-        loss=[estimate(known) if len(known := losses[n].dropna()) else None for n in losses],
-        by_position={
-            n: (np.mean(own["positions"].tolist(), axis=0).tolist(), np.mean(own["losses"].tolist(), axis=0).tolist())
-            for n, own in buckets.items()
-            if len(own)
-        },
-        changes=[paired_difference(pair["longer"], pair["trained"]) if len(pair) else None for pair in pairs.values()],
-    )
+    loss, changes, by_position = {}, {}, {}
+    for n, entries in shared.items():
+        known, pairs = losses[n].dropna(), losses.loc[losses[[n, trained]].notna().all(axis=1)]
+        loss[n] = estimate(known) if len(known) else None
+        changes[n] = paired_difference(pairs[n], pairs[trained]) if len(pairs) else None
+        buckets = entries[entries["losses"].astype(bool)]
+        if len(buckets):
+            positions, means = (np.mean(buckets[key].tolist(), axis=0).tolist() for key in ("positions", "losses"))
+            by_position[n] = (positions, means)
+    return Lengths(arm, trained, loss, by_position, changes)

@@ -11,7 +11,7 @@ from llama_lab.runs.record import Record, finished
 from llama_lab.runs.study import Pair, Study
 from llama_lab.util.formatting import count
 
-from .result import METRICS, ArmResult, Comparison, Interaction, Metric, Result, common_losses, final_losses
+from .result import METRICS, Comparison, Interaction, Metric, Result, common_losses, final_losses
 from .sentences import divergence
 from .statistics import Effect, PairedDifference, describe, factorial_effects, judge, seeds_needed
 
@@ -100,11 +100,11 @@ def effects_of(study: Study, losses: pd.DataFrame) -> tuple[Effect, ...]:
     return tuple(factorial_effects(_options(study), *map(list, zip(*runs, strict=True))))
 
 
-def interactions_of(study: Study, arms: Sequence[ArmResult], metric: Metric) -> tuple[Interaction, ...]:
+def interactions_of(result: Result) -> tuple[Interaction, ...]:
     """For each pair of axes all of whose combinations were run, over the seeds that all arms have finished."""
-    means = common_losses(arms, metric).mean()
-    axes = pd.DataFrame({arm.name: arm.axes for arm in study.arms}).T
-    varied = {axis: options for axis, options in _options(study).items() if len(options) > 1}
+    means = common_losses(result.arms, result.metric).mean()
+    axes = pd.DataFrame({arm.name: arm.arm.axes for arm in result.arms}).T
+    varied = {axis: options for axis, options in _options(result.study).items() if len(options) > 1}
     found = []
     for pair in combinations(varied, 2):
         levels = varied[pair[0]], varied[pair[1]]

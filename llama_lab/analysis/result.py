@@ -245,10 +245,9 @@ class Lengths:
 
     arm: str
     trained: int
-    lengths: list[int]
-    loss: list[Estimate | None]
+    loss: dict[int, Estimate | None]
     by_position: dict[int, tuple[list[float], list[float]]]
-    changes: list[PairedDifference | None] = field(default_factory=list)
+    changes: dict[int, PairedDifference | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -421,6 +420,11 @@ class Result:
         """Each member of the study with its record."""
         members = [member for arm in self.study.arms for member in arm.members]
         return list(zip(members, self.records, strict=True))
+
+    @property
+    def is_swept(self) -> bool:
+        """Whether the learning rate of some arm was searched."""
+        return bool(self.learning_rates)
 
     @property
     def started(self) -> list[Record]:

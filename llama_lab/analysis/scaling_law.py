@@ -25,6 +25,7 @@ COEFFICIENTS = 5
 HUBER = 1e-3  # of log losses, as in Hoffmann et al.
 DRAWS = 1_000  # refits behind an interval
 STEPS, ENOUGH = 300, 1e-12  # iterations of a fit, and the relative decrease below which it ends
+# Where fits of a law start: E as a share of the lowest loss, and the exponents.
 STARTS = [(e, alpha, beta) for e in (0.1, 0.5, 0.9) for alpha in (0.1, 0.3, 0.6, 1.0) for beta in (0.1, 0.3, 0.6, 1.0)]
 LOWEST, HIGHEST = 0.01, 4.0  # of the exponents
 WIDEST = math.log(1e4)  # of a gain
@@ -225,7 +226,10 @@ def fit_law(points: Sequence[Point], rng: np.random.Generator, draws: int = DRAW
     centre = float(params.mean()), float(tokens.mean())
     n, d = params - centre[0], tokens - centre[1]
     values = np.array([point.log_loss for point in points])
-    fitted, costs = _minimise(_starts(values), np.broadcast_to(values, (len(STARTS), len(values))), n, d)
+    losses, (shares, alphas, betas) = np.exp(values), np.array(STARTS).T
+    rest = np.log((losses.mean() - shares * losses.min()) / 2)
+    starts = np.stack([np.log(shares * losses.min()), rest, rest, alphas, betas], axis=1)
+    fitted, costs = _minimise(starts, np.broadcast_to(values, (len(STARTS), len(values))), n, d)
     theta = fitted[np.argmin(costs)]
     predicted = _log_loss(theta[None], n, d)[0]
     drawn = predicted + _noise(values - predicted[0], rng, draws)
@@ -269,17 +273,13 @@ def _gains(
     ends = _log_loss(np.vstack([theta, refits]), n, d)[0]
     alone, line = (_invert(laws, n, d, slopes, by) - (compute - flops) for by in (changes + noise, ends - start))
 
+    gains = []
+    for (one, other), *drawn in zip(pairs, alone.T, line.T, strict=True):
+        reached = [point.log_loss for point in reference if point.budget == other.budget]
+        by_pair, by_laws = (interval(np.exp(log_gains), level) for log_gains in drawn)
+        speed = other.flops_per_second / one.flops_per_second
+        gains.append(Gain(other, min(reached) <= other.log_loss <= max(reached), by_pair, by_laws, speed))
     x = compute - compute.mean()
-    gains = [
-        Gain(
-            other,
-            _is_reached(other, reference),
-            interval(np.exp(alone[:, i]), level),
-            interval(np.exp(line[:, i]), level),
-            other.flops_per_second / one.flops_per_second,
-        )
-        for i, (one, other) in enumerate(pairs)
-    ]
     return Gains(tuple(gains), interval(10 ** (line @ x / (x @ x)), level))
 
 
@@ -300,14 +300,6 @@ def _noise(residuals: Floats, rng: np.random.Generator, draws: int) -> Floats:
     n = len(residuals)
     scale = np.sqrt(n / rng.chisquare(max(n - COEFFICIENTS, 1), (draws, 1)))
     return np.asarray(scale * rng.choice((-1, 1), (draws, n)) * residuals[rng.integers(n, size=(draws, n))])
-
-
-def _starts(log_losses: Floats) -> Floats:
-    """Where the fits of a law start."""
-    losses = np.exp(log_losses)
-    shares, alphas, betas = np.array(STARTS).T
-    rest = np.log((losses.mean() - shares * losses.min()) / 2)
-    return np.stack([np.log(shares * losses.min()), rest, rest, alphas, betas], axis=1)
 
 
 def _minimise(theta: Floats, values: Floats, n: Floats, d: Floats) -> tuple[Floats, Floats]:
@@ -384,9 +376,3 @@ def _slopes(point: Point, reference: Sequence[Point]) -> tuple[float, float]:
     flops, params, tokens = logs(line, "flops", "params", "tokens")
     place = next(i for i, one in enumerate(line) if one.cell == point.cell)
     return float(np.gradient(params, flops)[place]), float(np.gradient(tokens, flops)[place])
-
-
-def _is_reached(point: Point, reference: Sequence[Point]) -> bool:
-    """Whether the point's loss is between the lowest and the highest that the reference has at the point's budget."""
-    reached = [one.log_loss for one in reference if one.budget == point.budget]
-    return min(reached) <= point.log_loss <= max(reached)

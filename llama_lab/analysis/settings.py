@@ -111,7 +111,7 @@ def planned_settings(
 def unequal_settings(result: "Result") -> Iterator[str]:
     """A sentence for every setting that differs between runs but should not."""
     study, records, axes, planned = result.study, result.started, result.study.axes, _planned(result.study)
-    own = (*_own(bool(result.learning_rates)), *TEXT, TOKENS)
+    own = (*_own(result.is_swept), *TEXT, TOKENS)
     shared = [  # settings that neither an axis nor the study's plan sets
         key
         for key in _keys(records)

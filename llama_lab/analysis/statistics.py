@@ -261,12 +261,21 @@ def seeds_needed(tested: PairedDifference, family: int) -> SeedRange:
     For the estimated effect, and for the smaller end of the 80% interval around it, since a few seeds do not determine
     it better; an interval that includes zero has no upper bound. family: how many are tested together.
     """
-    reach = tested.error * float(stats.t.ppf(0.9, tested.df))
-    effects = abs(tested.mean), max(0.0, abs(tested.mean) - reach)
     sd, df_per_seed = tested.error * math.sqrt(tested.n), tested.df / (tested.n - 1)
-    needed = (_seeds_for(effect / sd, df_per_seed, LEVEL / family) for effect in effects)
-    fewest, enough = (None if seeds is None else max(seeds, tested.n + 1) for seeds in needed)
-    return fewest, enough
+    few, test = range(2, MOST_SEEDS + 1), TTestPower()
+
+    def seeds_for(effect: float) -> int | None:
+        def enough(n: int) -> bool:
+            # One tail at half the level: with two, SciPy returns nan if the other tail is tiny.
+            level, df = LEVEL / family / 2, df_per_seed * (n - 1)
+            power = float(test.power(effect / sd, n, level, df=df, alternative="larger"))
+            return power >= POWER or (math.isnan(power) and effect > sd)  # nan only for a power close to 1
+
+        index = bisect_left(few, True, key=enough)  # power grows with n; a root finder may not converge
+        return max(few[index], tested.n + 1) if index < len(few) else None
+
+    reach = tested.error * float(stats.t.ppf(0.9, tested.df))
+    return seeds_for(abs(tested.mean)), seeds_for(max(0.0, abs(tested.mean) - reach))
 
 
 def smallest_difference(arms: int, seeds: int, comparisons: int) -> float:
@@ -279,19 +288,6 @@ def smallest_difference(arms: int, seeds: int, comparisons: int) -> float:
     needed = stats.t.isf(LEVEL / 2 / comparisons, df)
     reach = brentq(lambda shift: stats.nct.sf(needed, df, shift) - POWER, needed / 2, 4 * needed)
     return float(reach * math.sqrt(2 / seeds))
-
-
-def _seeds_for(effect: float, df_per_seed: float, level: float) -> int | None:
-    """The seeds with which a two-sided t-test detects an effect, in standard deviations, with 80% power."""
-    few, test = range(2, MOST_SEEDS + 1), TTestPower()
-
-    def enough(n: int) -> bool:
-        # One tail at half the level: with two, SciPy returns nan if the other tail is tiny.
-        power = float(test.power(effect, n, level / 2, df=df_per_seed * (n - 1), alternative="larger"))
-        return power >= POWER or (math.isnan(power) and effect > 1)  # nan only for a power close to 1
-
-    index = bisect_left(few, True, key=enough)  # power grows with n; a root finder may not converge
-    return few[index] if index < len(few) else None
 
 
 def factorial_effects(

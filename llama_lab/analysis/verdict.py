@@ -1,7 +1,6 @@
 """The verdict of a study in one sentence, and its findings in several."""
 
 from collections.abc import Sequence
-from itertools import chain
 
 from llama_lab.util.formatting import conjoin, count, decimals, enumerate_some, number, p_value, seed_range
 
@@ -200,10 +199,7 @@ def _at_longest(result: Result) -> list[str]:
     Not of different tokenizers, whose nats per token cannot be ranked.
     """
     arms = result.lengths if result.metric == "val/loss" else ()
-    longer = [
-        [(n, arm.arm, c) for n, c in zip(arm.lengths, arm.changes, strict=True) if n > arm.trained] for arm in arms
-    ]
-    at = [*chain(*longer)]
+    at = [(n, arm.arm, change) for arm in arms for n, change in arm.changes.items() if n > arm.trained]
     longest = max((n for n, _, change in at if change), default=None)
     if longest is None:
         return []

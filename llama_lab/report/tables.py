@@ -420,11 +420,9 @@ def _lengths(result: Result) -> Table:
     caption = (
         f"Validation loss in {unit_of(result.arms, 'val/loss')}; {fmt.UNKNOWN} beyond the end of the position encoding."
     )
-    lengths = sorted({length for arm in result.lengths for length in arm.lengths})
-    losses = {arm.arm: dict(zip(arm.lengths, arm.loss, strict=True)) for arm in result.lengths}
+    lengths = sorted({length for arm in result.lengths for length in arm.loss})
     rows = [
-        [arm.arm, f"{arm.trained:,}", *(_text(losses[arm.arm].get(length)) for length in lengths)]
-        for arm in result.lengths
+        [arm.arm, f"{arm.trained:,}", *(_text(arm.loss.get(length)) for length in lengths)] for arm in result.lengths
     ]
     return Table(caption, ["Arm", "Trained at", *(f"{length:,} tokens" for length in lengths)], rows)
 

@@ -274,12 +274,15 @@ def long() -> Result:
         places = {length: [length * (i + 0.5) / 16 for i in range(16)] for length in lengths if length <= at}
         return {n: (xs, [3.6 + 3 / x**0.5 + worse * max(0, x / 256 - 1) for x in xs]) for n, xs in places.items()}
 
+    def losses(*values: float | None) -> dict[int, Estimate | None]:
+        return {n: value and estimate(value) for n, value in zip(lengths, values, strict=True)}
+
     return replace(
         ladder(),
         lengths=(
-            Lengths("vanilla", 256, lengths, [estimate(3.99), estimate(3.95), None, None], positions(256, 0)),
-            Lengths("position=rope", 256, lengths, [estimate(v) for v in (3.8, 3.74, 4.3, 5.2)], positions(1024, 0.6)),
-            Lengths("ffn=swiglu", 256, lengths, [estimate(v) for v in (3.77, 3.71, 3.7, 3.72)], positions(1024, 0)),
+            Lengths("vanilla", 256, losses(3.99, 3.95, None, None), positions(256, 0)),
+            Lengths("position=rope", 256, losses(3.8, 3.74, 4.3, 5.2), positions(1024, 0.6)),
+            Lengths("ffn=swiglu", 256, losses(3.77, 3.71, 3.7, 3.72), positions(1024, 0)),
         ),
     )
 
@@ -429,6 +432,6 @@ def unknown() -> Result:
         effects=(Effect(("norm",), PairedDifference(1, nan)),),
         interactions=(),
         learning_rates=(LearningRates("vanilla", [nan] * 5, [nothing] * 5, [0] * 5, nan, False, nan),),
-        lengths=(Lengths("vanilla", 256, [256], [nothing], {256: (nans, nans)}),),
+        lengths=(Lengths("vanilla", 256, {256: nothing}, {256: (nans, nans)}),),
         telemetry=(Telemetry("vanilla", [1.0], {"block_grad_norm": [[nan]], "ffn_grad_norm": [[nan]]}),),
     )

@@ -534,13 +534,13 @@ def test_lengths_are_means_over_seeds_and_none_where_positions_end(tmp_path: Pat
         content["lengths"][1] |= {"loss": None, "positions": [], "losses": []}
         file.write_text(json.dumps(content))
     rope, learned = analyse(study, tmp_path).lengths
-    assert (rope.arm, rope.trained, rope.lengths) == ("rope", 256, [256, 512])
-    assert rope.loss[1] is not None
-    assert rope.loss[1].mean == pytest.approx(np.mean(final_losses(tmp_path, "rope")) + 0.001)
+    assert (rope.arm, rope.trained, list(rope.loss)) == ("rope", 256, [256, 512])
+    assert rope.loss[512] is not None
+    assert rope.loss[512].mean == pytest.approx(np.mean(final_losses(tmp_path, "rope")) + 0.001)
     assert rope.by_position[512][0] == [64, 192, 320, 448]
     assert rope.by_position[256][1][0] == pytest.approx(np.mean(final_losses(tmp_path, "rope")) + 0.1)
-    assert learned.loss[0] is not None
-    assert learned.loss[1] is None
+    assert learned.loss[256] is not None
+    assert learned.loss[512] is None
     assert list(learned.by_position) == [256]
 
 
@@ -592,7 +592,7 @@ def test_an_arm_of_runs_with_two_contexts_shows_what_they_share(
     for seed in (1, 2):
         eval_json(tmp_path, study, "a", seed, dict.fromkeys((256, 512), 3.0))
     eval_json(tmp_path, study, "a", 3, dict.fromkeys(lengths, 3.0))
-    assert [found.lengths for found in analyse(study, tmp_path).lengths] == ([shown] if shown else [])
+    assert [list(found.loss) for found in analyse(study, tmp_path).lengths] == ([shown] if shown else [])
 
 
 def test_an_arm_that_is_identical_to_the_baseline_is_said_to_be(tmp_path: Path) -> None:

@@ -243,6 +243,6 @@ def test_lengths_and_speeds_stand_side_by_side_in_one_file(tmp_path: Path) -> No
             lengths = json.loads((tmp_path / member.folder / "eval.json").read_text())["lengths"]
             plant_evaluation(tmp_path / member.folder, lengths=lengths, **CLEAN)
     result = analyse(study, tmp_path)
-    assert [arm.lengths for arm in result.lengths] == [[256, 512]] * 2
+    assert [list(arm.loss) for arm in result.lengths] == [[256, 512]] * 2
     assert [len(arm.speeds) for arm in result.inference] == [3, 3]
     assert warnings_of(result) == []

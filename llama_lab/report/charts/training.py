@@ -111,12 +111,12 @@ def context_lengths(result: Result) -> go.Figure:
     looks = styles(result)
     traces = []
     for arm in result.lengths:
-        found = [(length / arm.trained, loss) for length, loss in zip(arm.lengths, arm.loss, strict=True)]
+        found = [(length / arm.trained, loss) for length, loss in arm.loss.items()]
         hover = f"%{{x:.3g}}{fmt.TIMES} the trained length: %{{text}}"
         traces.append(mean_points(arm.arm, looks[arm.arm], found, hover))
     axis = "context length / trained length"
     figure = new_chart(traces, "Loss over context length", axis, axis_of(result, "val/loss"), height=380)
-    ratios = sorted({length / arm.trained for arm in result.lengths for length in arm.lengths})
+    ratios = sorted({length / arm.trained for arm in result.lengths for length in arm.loss})
     return _mark_trained(set_ticks(figure, ratios, lambda ratio: f"{ratio:.3g}{fmt.TIMES}"), {1})
 
 

@@ -268,6 +268,21 @@ def run_of(folder: Path, study: Study, seed: int = 2) -> Path:
     return run_folder(folder, study, "rmsnorm", seed)
 
 
+def in_runs(change: Callable[..., object], *seeds: int, **settings: Any) -> Plant:
+    """Change the runs of these seeds (default: 2)."""
+
+    def plant(folder: Path, study: Study) -> None:
+        for seed in seeds or (2,):
+            change(run_of(folder, study, seed), **settings)
+
+    return plant
+
+
+def replace_text(run: Path, name: str, old: str, new: str) -> None:
+    """Change the text of a file of a run."""
+    (run / name).write_text((run / name).read_text().replace(old, new))
+
+
 def plant_facts(run: Path, **facts: Any) -> None:
     """Change what a run's environment.json and summary.json say."""
     for name in ("environment.json", "summary.json"):

@@ -12,21 +12,19 @@ from llama_lab.analysis.analyse import analyse
 from llama_lab.config.trust import Trust
 from llama_lab.runs.study import ArmSpeed, Study, StudySpeed
 from tests.analysis.synthetic import (
-    Plant,
     change_metrics,
+    in_runs,
     plant_config,
     plant_end,
     plant_facts,
+    replace_text,
     run_folder,
     run_of,
     warnings_of,
     write_study,
 )
 
-
-def in_one_run(**facts: Any) -> Plant:
-    """Change facts in the record of one run."""
-    return lambda folder, study: plant_facts(run_of(folder, study), **facts)
+RMSNORM = "llama_lab.model.norm.RMSNorm"
 
 
 def copy_run(source: Path, copy: Path, **facts: Any) -> None:
@@ -58,16 +56,13 @@ def test_a_record_that_states_fewer_parameters_than_the_model_has_is_named(tmp_p
     ],
 )
 def test_every_size_on_record_is_recomputed(tmp_path: Path, key: str, noun: str) -> None:
-    (warning,) = warnings_of(tmp_path, in_one_run(**{key: 1000}))
+    (warning,) = warnings_of(tmp_path, in_runs(plant_facts, **{key: 1000}))
     assert warning.startswith(f"The record of rmsnorm/seed=2 states another size than the model has: 1,000 {noun} ")
 
 
 def test_a_summary_that_states_another_size_than_the_run_began_with_is_named(tmp_path: Path) -> None:
-    def plant(folder: Path, study: Study) -> None:
-        file = run_of(folder, study) / "summary.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"params": 7}))
-
-    (warning,) = warnings_of(tmp_path, plant)
+    change = in_runs(replace_text, name="summary.json", old='"params": 1840256', new='"params": 7')
+    (warning,) = warnings_of(tmp_path, change)
     assert "7 parameters instead of 1,840,256" in warning
 
 
@@ -81,12 +76,8 @@ def test_the_sizes_of_an_unfinished_run_are_recomputed_too(tmp_path: Path) -> No
 
 
 def test_a_model_that_cannot_be_rebuilt_is_named(tmp_path: Path) -> None:
-    def plant(folder: Path, study: Study) -> None:
-        for seed in (1, 2, 3):
-            file = run_of(folder, study, seed) / "resolved.yaml"
-            file.write_text(file.read_text().replace("llama_lab.model.norm.RMSNorm", "of_another_machine.Norm"))
-
-    found = warnings_of(tmp_path, plant)
+    change = in_runs(replace_text, 1, 2, 3, name="resolved.yaml", old=RMSNORM, new="of_another_machine.Norm")
+    found = warnings_of(tmp_path, change)
     (warning,) = [w for w in found if w.startswith("The sizes")]
     assert warning == (
         "The sizes on record of rmsnorm cannot be checked: resolved.yaml names of_another_machine.Norm, which is none "
@@ -103,8 +94,7 @@ def test_the_size_of_a_model_of_a_trusted_package_is_recomputed(tmp_path: Path) 
     study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02})
     plant_facts(run_of(tmp_path, study), params=7)
     for seed in (1, 2, 3):
-        file = run_of(tmp_path, study, seed) / "resolved.yaml"
-        file.write_text(file.read_text().replace("llama_lab.model.norm.RMSNorm", "tests.analysis.synthetic.MyNorm"))
+        replace_text(run_of(tmp_path, study, seed), "resolved.yaml", RMSNORM, "tests.analysis.synthetic.MyNorm")
     assert any("MyNorm" in warning for warning in analyse(study, tmp_path).warnings)
     found = analyse(study, tmp_path, Trust(("tests",))).warnings
     assert any("7 parameters instead of 1,840,256" in warning for warning in found)
@@ -112,11 +102,8 @@ def test_the_size_of_a_model_of_a_trusted_package_is_recomputed(tmp_path: Path) 
 
 
 def test_a_model_that_cannot_be_built_is_named(tmp_path: Path) -> None:
-    def plant(folder: Path, study: Study) -> None:
-        file = run_of(folder, study) / "resolved.yaml"
-        file.write_text(file.read_text().replace("n_kv_heads: 4", "n_kv_heads: 3"))
-
-    found = warnings_of(tmp_path, plant)
+    change = in_runs(replace_text, name="resolved.yaml", old="n_kv_heads: 4", new="n_kv_heads: 3")
+    found = warnings_of(tmp_path, change)
     assert any(w.startswith("The sizes on record of rmsnorm/seed=2 cannot be checked: model.") for w in found)
 
 
@@ -167,9 +154,8 @@ def test_a_run_at_another_rate_than_its_study_lists_is_named(tmp_path: Path) -> 
     def plant(folder: Path, study: Study) -> None:
         plant_config(run_folder(folder, study, "rmsnorm", 2, 2e-3), optim__lr=3e-3)
 
-    found = warnings_of(tmp_path, plant, rates=(1e-3, 2e-3, 4e-3))
     sentence = "rmsnorm-lr=0.002/seed=2 is listed with optim.lr=0.002, and was trained with optim.lr=0.003."
-    assert sentence in found
+    assert sentence in warnings_of(tmp_path, plant, rates=(1e-3, 2e-3, 4e-3))
 
 
 def test_an_arm_that_is_a_copy_of_another_is_named_once(tmp_path: Path) -> None:
@@ -213,15 +199,12 @@ def test_equal_last_losses_after_unequal_ones_are_chance(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("key", ["val/loss", "val/bits_per_byte", "train/loss"])
 def test_a_summary_that_disagrees_with_the_metrics_is_named(tmp_path: Path, key: str) -> None:
-    (warning,) = warnings_of(tmp_path, in_one_run(**{key: 1.25}))
+    (warning,) = warnings_of(tmp_path, in_runs(plant_facts, **{key: 1.25}))
     assert warning.startswith(f"summary.json and metrics.csv disagree on the last {key} of rmsnorm/seed=2: 1.25 for ")
 
 
 def test_a_summary_whose_metrics_are_lost_is_named(tmp_path: Path) -> None:
-    def plant(folder: Path, study: Study) -> None:
-        (run_of(folder, study) / "metrics.csv").unlink()
-
-    found = warnings_of(tmp_path, plant)
+    found = warnings_of(tmp_path, in_runs(lambda run: (run / "metrics.csv").unlink()))
     assert any(w.endswith(" for none.") and "last val/loss of rmsnorm/seed=2" in w for w in found)
 
 
@@ -234,9 +217,7 @@ def test_a_summary_and_a_curve_that_are_shifted_alike_are_denied_by_the_evaluati
         factor = 1 + shift / loss if loss else 1.0
         return {key: row[key] * factor for key in ("val/loss", "val/bits_per_byte") if key in row}
 
-    def plant(folder: Path, study: Study) -> None:
-        change_metrics(run_of(folder, study), shifted)
-
+    plant = in_runs(lambda run: change_metrics(run, shifted))
     sentence = "eval.json has another loss at the trained length: rmsnorm/seed=2."
     assert warnings_of(tmp_path, plant, lengths=(256, 512)) == [sentence] * is_reported
 
@@ -245,7 +226,7 @@ def test_a_summary_and_a_curve_that_are_shifted_alike_are_denied_by_the_evaluati
 def test_speeds_that_differ_more_than_one_and_a_half_times_within_an_arm_are_reported(
     tmp_path: Path, speed: float, is_reported: bool
 ) -> None:
-    found = warnings_of(tmp_path, in_one_run(**{"perf/tokens_per_second": speed}))
+    found = warnings_of(tmp_path, in_runs(plant_facts, **{"perf/tokens_per_second": speed}))
     assert len(found) == is_reported
     if is_reported:
         assert found[0].startswith("Logged speeds within rmsnorm differ by a factor of 1.5, from ")
@@ -267,13 +248,7 @@ def test_unequal_speeds_of_many_arms_are_one_sentence_and_none_where_speeds_were
 
 
 def test_speeds_of_different_arms_may_differ(tmp_path: Path) -> None:
-    facts = {"perf/tokens_per_second": 24_000.0}
-
-    def plant(folder: Path, study: Study) -> None:
-        for seed in (1, 2, 3):
-            plant_facts(run_of(folder, study, seed), **facts)
-
-    assert warnings_of(tmp_path, plant) == []
+    assert warnings_of(tmp_path, in_runs(plant_facts, 1, 2, 3, **{"perf/tokens_per_second": 24_000.0})) == []
 
 
 def test_a_study_may_list_runs_by_other_names(tmp_path: Path) -> None:

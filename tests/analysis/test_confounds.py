@@ -11,12 +11,12 @@ from llama_lab.analysis.analyse import analyse
 from llama_lab.runs.study import Study
 from tests.analysis.synthetic import (
     FACTS,
+    in_runs,
     plant_config,
     plant_end,
     plant_facts,
     remove_run,
     run_folder,
-    run_of,
     warnings_of,
     write_study,
 )
@@ -55,12 +55,9 @@ def test_rates_that_were_chosen_on_the_runs_that_are_compared_are_named(tmp_path
 
 
 def test_a_run_that_is_judged_at_another_rate_than_its_tuning_runs_choose_is_named(tmp_path: Path) -> None:
-    def plant(folder: Path, study: Study) -> None:
-        plant_config(run_of(folder, study, 2), optim__lr=4e-3)
-
-    (found,) = warnings_of(tmp_path, plant, rates=RATES, tuned=True, design="learning_rate")
-    expected = "rmsnorm/seed=2 is judged at the learning rate 0.004, where its tuning runs choose 0.002."
-    assert found == expected
+    change = in_runs(plant_config, optim__lr=4e-3)
+    (found,) = warnings_of(tmp_path, change, rates=RATES, tuned=True, design="learning_rate")
+    assert found == "rmsnorm/seed=2 is judged at the learning rate 0.004, where its tuning runs choose 0.002."
 
 
 @pytest.mark.parametrize(
@@ -81,7 +78,7 @@ def test_a_run_that_is_judged_at_another_rate_than_its_tuning_runs_choose_is_nam
 def test_runs_on_other_hardware_software_or_data_are_named(
     tmp_path: Path, facts: dict[str, Any], words: tuple[str, ...]
 ) -> None:
-    (warning,) = warnings_of(tmp_path, lambda folder, study: plant_facts(run_of(folder, study), **facts))
+    (warning,) = warnings_of(tmp_path, in_runs(plant_facts, **facts))
     assert warning.startswith(f"Runs differ in {words[0]}: {words[1]} in rmsnorm/seed=2; {words[2]} in layernorm, ")
     assert "rmsnorm/seed=1, rmsnorm/seed=3" in warning
     assert all(word in warning for word in words)
@@ -100,12 +97,12 @@ def test_uncommitted_changes_are_reported_even_if_all_runs_have_them(tmp_path: P
 
 
 def test_unequal_budgets_are_reported_once(tmp_path: Path) -> None:
-    (warning,) = warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), train__tokens=3e6))
+    (warning,) = warnings_of(tmp_path, in_runs(plant_config, train__tokens=3e6))
     assert "Training tokens differ: 3,000,000 in rmsnorm/seed=2; 1,600,000 in layernorm" in warning
 
 
 def test_unequal_training_below_equal_budgets_is_reported(tmp_path: Path) -> None:
-    warning, disagreement = warnings_of(tmp_path, lambda f, s: plant_facts(run_of(f, s), tokens=1_000_000.0))
+    warning, disagreement = warnings_of(tmp_path, in_runs(plant_facts, tokens=1_000_000.0))
     assert disagreement.startswith("summary.json and metrics.csv disagree on the last tokens of rmsnorm/seed=2: ")
     assert "Training tokens differ: 1,000,000 in rmsnorm/seed=2; 1,597,440 in layernorm" in warning
 
@@ -124,7 +121,7 @@ def test_unequal_training_below_equal_budgets_is_reported(tmp_path: Path) -> Non
     ],
 )
 def test_unequal_settings_are_named(tmp_path: Path, key: str, value: object, shown: str) -> None:
-    (warning,) = warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), **{key: value}))
+    (warning,) = warnings_of(tmp_path, in_runs(plant_config, **{key: value}))
     assert warning.startswith(shown)
 
 
@@ -140,11 +137,11 @@ def test_settings_of_known_consequences_are_named_with_them(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("key", ["train__prompt", "logger__wandb", "runs_dir", "name", "arm", "data__cache_dir"])
 def test_settings_of_names_and_places_may_differ(tmp_path: Path, key: str) -> None:
-    assert warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), **{key: "other"})) == []
+    assert warnings_of(tmp_path, in_runs(plant_config, **{key: "other"})) == []
 
 
 def test_one_number_written_in_two_ways_is_one_number(tmp_path: Path) -> None:
-    assert warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), train__batch_size=16.0)) == []
+    assert warnings_of(tmp_path, in_runs(plant_config, train__batch_size=16.0)) == []
 
 
 def test_what_is_an_axis_of_the_study_may_differ(tmp_path: Path) -> None:
@@ -169,7 +166,7 @@ def test_an_arm_whose_runs_are_not_of_one_model_is_named(
     tmp_path: Path, key: str, value: float, axes: dict[str, str]
 ) -> None:
     levels = dict.fromkeys(("layernorm", "rmsnorm"), axes)
-    (warning,) = warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), **{key: value}), axes=levels)
+    (warning,) = warnings_of(tmp_path, in_runs(plant_config, **{key: value}), axes=levels)
     dotted = key.replace("__", ".")
     assert warning.startswith(f"Runs that are averaged as rmsnorm differ in {dotted}: {value} in rmsnorm/seed=2; ")
     assert warning.endswith(" in rmsnorm/seed=1, rmsnorm/seed=3.")
@@ -178,7 +175,7 @@ def test_an_arm_whose_runs_are_not_of_one_model_is_named(
 def test_of_many_settings_in_which_an_arms_runs_differ_a_few_are_named(tmp_path: Path) -> None:
     other = {"model__dim": 256, "model__n_layers": 6, "model__n_heads": 8, "model__norm__eps": 1e-6}
     other |= {"model__attention__window": 64, "size__n_kv_heads": 4}
-    (warning,) = warnings_of(tmp_path, lambda f, s: plant_config(run_of(f, s), **other))
+    (warning,) = warnings_of(tmp_path, in_runs(plant_config, **other))
     assert "model.n_layers, model.norm.eps, and 1 more." in warning
 
 
@@ -256,17 +253,14 @@ def test_an_arm_that_searched_fewer_learning_rates_is_named(tmp_path: Path) -> N
 def test_a_missing_run_is_named_with_the_seed_that_its_arm_lacks(tmp_path: Path) -> None:
     ended = {"missing": remove_run, "diverged": lambda run: plant_end(run, "diverged", "nan", 5)}
     for status, end in ended.items():
-        found = warnings_of(tmp_path / status, lambda f, s, end=end: end(run_of(f, s, seed=3)))
+        found = warnings_of(tmp_path / status, in_runs(end, 3))
         assert found[0] == f"1 run did not finish ({status}): rmsnorm/seed=3."
         assert found[1] == "rmsnorm lacks seed 3: it is compared over the others."
 
 
 def test_an_arm_without_any_finished_run_is_named(tmp_path: Path) -> None:
-    def plant(folder: Path, study: Study) -> None:
-        for seed in (1, 2, 3):
-            plant_end(run_of(folder, study, seed), "failed", "out of memory", 5)
-
-    found = warnings_of(tmp_path, plant)
+    change = in_runs(plant_end, 1, 2, 3, status="failed", message="out of memory", kept_rows=5)
+    found = warnings_of(tmp_path, change)
     assert found[0].startswith("3 runs did not finish (failed): rmsnorm/seed=1, ")
     assert found[1] == "rmsnorm has no finished run, and is not compared."
 

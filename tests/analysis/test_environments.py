@@ -5,20 +5,14 @@ from typing import Any
 
 import pytest
 
-from llama_lab.runs.study import Study
-from tests.analysis.synthetic import FACTS, plant_config, plant_facts, run_of, warnings_of
+from tests.analysis.synthetic import FACTS, in_runs, plant_config, plant_facts, warnings_of
 
 COMMIT = FACTS["git"]["commit"]
 
 
 def warned(folder: Path, config: dict[str, Any] | None = None, **facts: Any) -> list[str]:
     """The warnings of a study one of whose runs has other facts and settings."""
-
-    def plant(folder: Path, study: Study) -> None:
-        plant_facts(run_of(folder, study), **facts)
-        plant_config(run_of(folder, study), **config or {})
-
-    return warnings_of(folder, plant)
+    return warnings_of(folder, in_runs(lambda run: [plant_facts(run, **facts), plant_config(run, **config or {})]))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import chdtr, ndtr
-from statsmodels.stats.power import TTestPower
 
 from llama_lab.util.formatting import with_interval
 
@@ -261,18 +260,15 @@ def seeds_needed(tested: PairedDifference, family: int) -> SeedRange:
     For the estimated effect, and for the smaller end of the 80% interval around it, since a few seeds do not determine
     it better; an interval that includes zero has no upper bound. family: how many are tested together.
     """
-    sd, df_per_seed = tested.error * math.sqrt(tested.n), tested.df / (tested.n - 1)
-    few, test = range(2, MOST_SEEDS + 1), TTestPower()
+    more = range(tested.n + 1, MOST_SEEDS + 1)
 
     def seeds_for(effect: float) -> int | None:
         def enough(n: int) -> bool:
-            # One tail at half the level: with two, SciPy returns nan if the other tail is tiny.
-            level, df = LEVEL / family / 2, df_per_seed * (n - 1)
-            power = float(test.power(effect / sd, n, level, df=df, alternative="larger"))
-            return power >= POWER or (math.isnan(power) and effect > sd)  # nan only for a power close to 1
+            shift, df = effect / tested.error * math.sqrt(n / tested.n), tested.df * (n - 1) / (tested.n - 1)
+            return _power(shift, df, LEVEL / family) >= POWER
 
-        index = bisect_left(few, True, key=enough)  # power grows with n; a root finder may not converge
-        return max(few[index], tested.n + 1) if index < len(few) else None
+        index = bisect_left(more, True, key=enough)  # power grows with n; a root finder may not converge
+        return more[index] if index < len(more) else None
 
     reach = tested.error * float(stats.t.ppf(0.9, tested.df))
     return seeds_for(abs(tested.mean)), seeds_for(max(0.0, abs(tested.mean) - reach))
@@ -286,8 +282,13 @@ def smallest_difference(arms: int, seeds: int, comparisons: int) -> float:
     """
     df = (seeds - 1) * (2 - 1 / (arms - 1))
     needed = stats.t.isf(LEVEL / 2 / comparisons, df)
-    reach = brentq(lambda shift: stats.nct.sf(needed, df, shift) - POWER, needed / 2, 4 * needed)
+    reach = brentq(lambda shift: _power(shift, df, LEVEL / comparisons) - POWER, needed / 2, 4 * needed)
     return float(reach * math.sqrt(2 / seeds))
+
+
+def _power(shift: float, df: float, level: float) -> float:
+    """Of a two-sided t-test, of an effect of so many standard errors; the other tail is negligible."""
+    return float(stats.nct.sf(stats.t.isf(level / 2, df), df, shift))
 
 
 def factorial_effects(

@@ -92,7 +92,8 @@ class PairedDifference(Estimate):
 
     def with_test(self, test: "PairedDifference", unit: float = 1.0) -> Self:
         """This difference with the interval and p of a test whose values are in such units."""
-        return replace(self, low=unit * test.low, high=unit * test.high, p=test.p, error=test.error, df=test.df)
+        low, high, error = (unit * value for value in (test.low, test.high, test.error))
+        return replace(self, low=low, high=high, p=test.p, error=error, df=test.df)
 
 
 @dataclass(frozen=True)

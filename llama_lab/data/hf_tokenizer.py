@@ -53,25 +53,24 @@ class HFTokenizer(TextTokenizer):
 
 
 def find_tokenizer(path: str) -> Path:
-    """The tokenizer.json at `path`, downloaded if that is a name on the Hub. Raises ConfigError if there is none."""
+    """The tokenizer.json at `path`, downloaded if that is a name on the Hub. Raises ConfigError if there is none.
+
+    If the Hub is out of reach, that of the last download is used.
+    """
     here = Path(path).expanduser()
     if here.is_file():
         return here
     if not here.is_dir():
-        here = _download(path)
+        if not is_hub_name(path) or path.endswith(".json"):
+            raise ConfigError(f"tokenizer.path={path}: no such file or folder; paths are relative to {Path.cwd()}")
+        from huggingface_hub import snapshot_download
+
+        files = [TOKENIZER_NAME, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP]
+        with report_hub_errors(f"tokenizer.path={path}", "name a tokenizer.json, or a folder that holds one"):
+            here = Path(snapshot_download(path, allow_patterns=files))
     if not (here / TOKENIZER_NAME).is_file():
         raise ConfigError(
             f"tokenizer.path={path}: has no {TOKENIZER_NAME}; write one with "
             f"transformers.AutoTokenizer.from_pretrained({path!r}).save_pretrained(FOLDER), and name that folder"
         )
     return here / TOKENIZER_NAME
-
-
-def _download(name: str) -> Path:
-    """The folder with the tokenizer's files, of a name on the Hub; of the last download, if the Hub is out of reach."""
-    if not is_hub_name(name) or name.endswith(".json"):
-        raise ConfigError(f"tokenizer.path={name}: no such file or folder; paths are relative to {Path.cwd()}")
-    from huggingface_hub import snapshot_download
-
-    with report_hub_errors(f"tokenizer.path={name}", "name a tokenizer.json, or a folder that holds one"):
-        return Path(snapshot_download(name, allow_patterns=[TOKENIZER_NAME, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP]))

@@ -66,26 +66,22 @@ def read_index(folder: Path) -> FolderIndex:
 
     Raises DamagedFolderError if anything is missing, truncated, altered or of another version.
     """
-    index = _parse(folder / INDEX_NAME)
-    for name, expected in index.files.items():
-        TokenStream(folder, name, index).check(0, min(expected.size, _READ_AT_ONCE))
-    return index
-
-
-def _parse(path: Path) -> FolderIndex:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads((folder / INDEX_NAME).read_text(encoding="utf-8"))
         content = document["index"]
         if document["checksum"] != json_hash(content):
-            raise DamagedFolderError(f"{path.name} was altered")
+            raise DamagedFolderError(f"{INDEX_NAME} was altered")
         if content["format_version"] != FORMAT_VERSION:
-            raise DamagedFolderError(f"{path.name} has format version {content['format_version']}")
+            raise DamagedFolderError(f"{INDEX_NAME} has format version {content['format_version']}")
         content |= {name: SplitIndex(**content[name]) for name in ("train", "val")}
         content["files"] = {name: FileIndex(**file) for name, file in content["files"].items()}
         content["halves"] = [SplitIndex(**half) for half in content["halves"]]
-        return FolderIndex(**content)
+        index = FolderIndex(**content)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DamagedFolderError(f"{path.name} cannot be read ({type(error).__name__})") from error
+        raise DamagedFolderError(f"{INDEX_NAME} cannot be read ({type(error).__name__})") from error
+    for name, expected in index.files.items():
+        TokenStream(folder, name, index).check(0, min(expected.size, _READ_AT_ONCE))
+    return index
 
 
 class TokenStream:

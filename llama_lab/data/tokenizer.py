@@ -130,7 +130,16 @@ def read_tokenizer(path: Path, end_of_text: str | None) -> tuple[Tokenizer, str 
     that would exhaust the memory.
     """
     _check_bounds(path)
-    return Tokenizer.from_file(str(path)), end_of_text or _named_beside(path)
+    tokenizer = Tokenizer.from_file(str(path))
+    for name in () if end_of_text else (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP):
+        with suppress(FileNotFoundError):
+            try:
+                token = json.loads(path.with_name(name).read_text(encoding="utf-8")).get("eos_token")
+            except (ValueError, AttributeError) as error:
+                raise ValueError(f"{name} beside it is no JSON object: {error}") from error
+            if token:  # as text, or with its properties
+                return tokenizer, str(token["content"] if isinstance(token, dict) else token)
+    return tokenizer, end_of_text
 
 
 def _check_bounds(path: Path) -> None:
@@ -167,19 +176,6 @@ def _only_end_of_text(tokenizer: Tokenizer) -> str:
 
 def _special(tokenizer: Tokenizer) -> list[str]:
     return [token.content for _, token in sorted(tokenizer.get_added_tokens_decoder().items()) if token.special]
-
-
-def _named_beside(path: Path) -> str | None:
-    """The `eos_token` that the files beside a tokenizer.json name, as text or with its properties."""
-    for name in (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP):
-        with suppress(FileNotFoundError):
-            try:
-                token = json.loads(path.with_name(name).read_text(encoding="utf-8")).get("eos_token")
-            except (ValueError, AttributeError) as error:
-                raise ValueError(f"{name} beside it is no JSON object: {error}") from error
-            if token:
-                return str(token["content"] if isinstance(token, dict) else token)
-    return None
 
 
 class TokenizerFactory(Protocol):

@@ -8,7 +8,6 @@ A rule names layers and what they have instead, by the keys of `model` or by an 
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from math import lcm
@@ -35,12 +34,16 @@ MOST_LAYERS = 2048  # of a model that is built, twice the deepest published
 
 @dataclass(frozen=True)
 class Rule:
-    """layers: in ascending order. parts: what they have instead, by key of `Decoder`. keys: below `model`, changed."""
+    """layers: in ascending order. parts: what they have instead, by key of `Decoder`. keys: below `model`, changed.
+
+    idle: keys of the rule, below its name, that are what the other layers have.
+    """
 
     name: str
     layers: list[int]
     parts: dict[str, Any]
     keys: set[str]
+    idle: list[str]
 
 
 def different_layers(pattern: Any, *, _root_: DictConfig) -> ListConfig:
@@ -49,8 +52,7 @@ def different_layers(pattern: Any, *, _root_: DictConfig) -> ListConfig:
     Raises ConfigError for a rule that names no layer, leaves a setting of the others idle, or changes what another rule
     changes in the same layer.
     """
-    asked: Any = OmegaConf.to_container(pattern, resolve=True) if pattern else {}
-    rules = [read_rule(str(name), rule, _root_.model) for name, rule in asked.items()]
+    rules = read_rules(pattern, _root_.model)
     for one, other in combinations(rules, 2):
         parts, layers = one.parts.keys() & other.parts.keys(), sorted({*one.layers} & {*other.layers})
         if parts and layers:
@@ -85,6 +87,12 @@ def shallower(cfg: DictConfig) -> tuple[DictConfig, DictConfig, int]:
     return of_depth(first), of_depth(first + period), (depth - first) // period
 
 
+def read_rules(pattern: Any, model: DictConfig) -> list[Rule]:
+    """All rules of a pattern."""
+    asked: Any = OmegaConf.to_container(pattern, resolve=True) if pattern else {}
+    return [read_rule(str(name), rule, model) for name, rule in asked.items()]
+
+
 def read_rule(name: str, rule: Any, model: DictConfig) -> Rule:
     """A rule as it is written, checked by itself."""
     if not isinstance(rule, dict) or "at" not in rule or len(rule) < 2:
@@ -93,15 +101,18 @@ def read_rule(name: str, rule: Any, model: DictConfig) -> Rule:
     layers = layers_at(f"pattern.{name}.at", rule.pop("at"), model.n_layers)
     parts: dict[str, Any] = {}
     keys: set[str] = set()
+    idle: list[str] = []
     for slot in sorted(rule, key=SIZES.__contains__):  # a size wins over that of an option
         own = rule[slot]
         new = of_slot(f"pattern.{name}.{slot}", str(slot), own, model)
-        if not new:
-            continue
         parts |= new
-        is_whole = not isinstance(own, dict) or "_target_" in own
-        keys |= {slot, *flatten(written(model)[slot], slot)} if is_whole else flatten(own, slot).keys()
-    return Rule(name, layers, parts, keys)
+        if not isinstance(own, dict) or "_target_" in own:
+            idle += [] if new else [slot]
+            keys |= {slot, *flatten(written(model)[slot], slot)} if new else set()
+        else:
+            idle += [key for key, value in flatten(own, slot).items() if value == OmegaConf.select(model, key)]
+            keys |= flatten(own, slot).keys() if new else set()
+    return Rule(name, layers, parts, keys, idle)
 
 
 def layers_at(key: str, at: Any, n_layers: int) -> list[int]:
@@ -159,18 +170,9 @@ def of_slot(key: str, slot: str, own: Any, model: DictConfig) -> dict[str, Any]:
     return {slot: OmegaConf.to_container(OmegaConf.merge(usual, own))}
 
 
-def unchanged(cfg: DictConfig) -> Iterator[str]:
+def unchanged(cfg: DictConfig) -> list[str]:
     """The keys of a pattern's rules, such as pattern.a.ffn, that are what the other layers have."""
-    rules: Any = OmegaConf.to_container(cfg.pattern, resolve=True)
-    for key, own in ((f"pattern.{name}.{slot}", own) for name, rule in rules.items() for slot, own in rule.items()):
-        slot = key.rpartition(".")[2]
-        if slot == "at":
-            continue
-        if isinstance(own, dict) and "_target_" not in own:
-            usual = OmegaConf.select(cfg.model, slot)
-            yield from (f"{key}.{k}" for k, value in flatten(own).items() if value == OmegaConf.select(usual, k))
-        elif not of_slot(key, slot, own, cfg.model):
-            yield key
+    return [f"pattern.{rule.name}.{key}" for rule in read_rules(cfg.pattern, cfg.model) for key in rule.idle]
 
 
 def written(node: DictConfig) -> Any:

@@ -63,7 +63,11 @@ def conduct(
         named = (OmegaConf.to_container(run.run.cfg) for run in plan.runs)  # tuning runs have the same targets
         trust = Trust(targets=frozenset(target for cfg in named for _, target in targets(cfg)))
         went_well = report(plan.folder, trust, cfg.logger if results else None)
-    print_failures(results)
+    for run, result in results:  # again, since the lines above the report may have scrolled away
+        if result.status == JobStatus.FAILED:
+            error = result._return_value  # the public property would raise it
+            kind = "" if isinstance(error, RunFailedError) else f"{type(error).__name__}: "
+            sys.stderr.write(f"failed: {run.member.folder}: {kind}{error}\n")
     if not went_well:
         sys.exit(FAILED)
 
@@ -187,12 +191,3 @@ def unlisted_notes(plan: Plan) -> list[str]:
     found = {str(folder.relative_to(plan.folder)) for folder in plan.folder.glob("*/seed=*") if is_run(folder)}
     left = sorted(found - listed)
     return [f"Not part of this report, though in its folder: {', '.join(left)}."] if left else []
-
-
-def print_failures(results: Sequence[tuple[PlannedRun, JobReturn]]) -> None:
-    """Repeat the failures after the report: the lines above it may have scrolled away."""
-    for run, result in results:
-        if result.status == JobStatus.FAILED:
-            error = result._return_value  # the public property would raise it
-            kind = "" if isinstance(error, RunFailedError) else f"{type(error).__name__}: "
-            sys.stderr.write(f"failed: {run.member.folder}: {kind}{error}\n")

@@ -170,6 +170,10 @@ def test_choices_change_the_axis_and_the_loss_and_the_range(opened: Open) -> Non
     assert report.plot(title, "plot._fullLayout.yaxis.range[1]") < 6
     report.page.locator("figure").nth(report.figure(title)).get_by_text("from the start", exact=True).click()
     assert report.plot(title, "plot._fullLayout.yaxis.range[1]") > 8
+    late = report.plot("Difference over training", "plot._fullLayout.yaxis.range")
+    for option in ("from the start", "without the first fifth"):
+        report.page.locator("figure").nth(report.figure("Difference over training")).get_by_text(option).click()
+    assert report.plot("Difference over training", "plot._fullLayout.yaxis.range") == late
 
 
 @in_browser

@@ -129,8 +129,9 @@ def difference_curves(result: Result) -> go.Figure:
     # Covers lines and bands of the curves visible at first, and the lines of the others.
     bounds = [(curve.tokens, curve.mean) for curve in result.difference_curves]
     bounds += [(c.tokens, end) for c in result.difference_curves if c.name in first for end in (c.low, c.high)]
-    figure.update_yaxes(ZERO, range=late_range(bounds))
-    figure.layout.meta = {"choices": {"Show": LATE}}
+    late = late_range(bounds)
+    figure.update_yaxes(ZERO, range=late)
+    figure.layout.meta = {"choices": {"Show": {**LATE, "without the first fifth": {"yaxis.range": late}}}}
     return figure
 
 

@@ -20,6 +20,8 @@ PATIENCE = 240  # seconds, on a busy machine
 
 def act(cfg: DictConfig) -> None:
     """Leave a mark, do what train.prompt says, and end as a run does."""
+    if os.environ.get("SLURM_PROCID", "0") != "0":
+        return  # one process of a run writes into its folder
     folder = RunFolder(Path(cfg.runs_dir) / "llama" / str(cfg.arm) / f"seed={cfg.seed}")
     folder.write_status("running")
     trainer = {"devices": cfg.trainer.devices, "accelerator": cfg.trainer.accelerator}

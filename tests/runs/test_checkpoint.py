@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from llama_lab.runs.checkpoint import before, checkpoint_step, newest_whole, read_checkpoint, replace_checkpoint
 from llama_lab.runs.shards import write_file
 from llama_lab.runs.stored import Facts
-from llama_lab.training import run as run_module
 from llama_lab.training import train as train_module
+from llama_lab.training import warm_start
 from llama_lab.training.command import train_run
 from llama_lab.training.monitor import Monitor
 from llama_lab.training.train import session
@@ -163,7 +163,7 @@ def test_checksums_are_computed_once_and_by_rank_0_alone(
     monkeypatch.setattr(zipfile.ZipFile, "testzip", count)
     overrides = [*tiny, *RUN, f'resume="{folder}"', "train.tokens=11264"]
     with monkeypatch.context() as patched:
-        for module in (run_module, train_module):
+        for module in (warm_start, train_module):
             patched.setattr(module, "current_rank", lambda: 1)
         run = planned(*overrides)
         with session(run, Facts(), None) as checkpoint:  # type: ignore[arg-type]

@@ -182,9 +182,9 @@ def _reach(pairs: Sequence[RecordPair], metric: Metric) -> Reach | None:
         if evaluated and whole:
             ratios[record.seed] = (evaluated[-1] if own is None else own) / whole
             censored |= {record.seed} if own is None else set()
-    return (
-        Reach(ratios, frozenset(censored), None if censored else geometric_mean([*ratios.values()])) if ratios else None
-    )
+    if not ratios:
+        return None
+    return Reach(ratios, frozenset(censored), None if censored else geometric_mean([*ratios.values()]))
 
 
 def _reaches(record: Record, baseline: Record, metric: Metric, axis: str = "tokens") -> float | None:

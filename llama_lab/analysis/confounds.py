@@ -81,9 +81,8 @@ def _unmatched(result: Result) -> Iterator[str]:
     sizes = {arm.name: arm.costs["params_non_embedding"] for arm in arms if "params_non_embedding" in arm.costs}
     for arm in arms if study.match in ("none", "") else ():
         reference = arm.arm.reference or study.baseline
-        excess = (
-            sizes.get(arm.name, math.nan) / (sizes.get(reference) or math.nan) - 1
-        )  # comparisons with nan are false
+        size, wanted = sizes.get(arm.name, math.nan), sizes.get(reference) or math.nan
+        excess = size / wanted - 1  # comparisons with nan are false
         if abs(excess) > MOST_UNMATCHED:
             more = f"{percent(abs(excess))} {'more' if excess > 0 else 'fewer'}"
             yield f"{arm.name} has {more} parameters without embeddings than {reference}."

@@ -79,7 +79,8 @@ class MetricsCSV:
         try:
             rows = read_cells(self.path)[: known["count"]]
             metrics, self.rows = with_numbers(rows), described(rows)
-            damage = f"it does not begin with the {known['count']} rows before the checkpoint" * (self.rows != known)
+            what = f"it does not begin with the {known['count']} rows before the checkpoint"
+            damage = "" if self.rows == known else what
         except (ValueError, KeyError) as error:
             damage = str(error)
         if damage:

@@ -47,7 +47,7 @@ def parser() -> ArgumentParser:
     sizes = f"small: 6 layers of width 256; default: the model and batch of `python train.py`; {tiny}"
     peers.add_argument("--preset", choices=("small", "default", "tiny"), default="small", help=sizes)
     peers.add_argument("--decode", action="store_true", help="batch 1 with a KV cache, instead of training")
-    peers.add_argument("--compile", action="store_true", help="torch.compile every side's model, in training")
+    peers.add_argument("--compile", action="store_true", help="torch.compile every contender's model, in training")
     precisions = "bf16: autocast in training, weights in decoding"
     peers.add_argument("--precision", choices=("float32", "bf16"), default="float32", help=precisions)
     gpu = add("gpu", "what only a GPU can show, beside its goals; Ctrl-C keeps what was found", out)

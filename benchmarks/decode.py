@@ -21,9 +21,9 @@ from llama_lab.evaluation.speed import NEW_TOKENS, decoding, inference, time_in_
 from llama_lab.model import Decoder, Sampling, generate, measure_cost
 from llama_lab.model.attention import GroupedQueryAttention
 
+from .contenders import continued, llama
 from .decoders import BILLION, SMALL, TINY, build_decoder
 from .rows import measurement, rows_of, show, start, write
-from .sides import continued, llama
 
 EAGER, COMPILED = "ours, eager", "ours, compiled"
 

@@ -80,7 +80,7 @@ def generate_uncached(model: Decoder, prompt: Sequence[int], new_tokens: int) ->
     """The same, with the whole sequence processed again for every token."""
     tokens = torch.tensor([prompt], device=model.embedding.tokens.weight.device)
     for _ in range(new_tokens):
-        logits = model.embedding.logits(model.read(tokens)[:, -1])
+        logits = model.embedding.logits(model.hidden_states(tokens)[:, -1])
         tokens = torch.cat((tokens, logits.argmax(-1, keepdim=True)), 1)
     new: list[int] = tokens[0, len(prompt) :].tolist()
     return new

@@ -16,8 +16,8 @@ from llama_lab.config.components import build
 from llama_lab.devices.performance import peak_memory_bytes, reset_peak_memory
 from llama_lab.evaluation.speed import time_in_turn
 from llama_lab.model.attention import reference_attention
+from llama_lab.model.attention_context import CAUSAL, AttentionContext, Mask
 from llama_lab.model.encoding import Position
-from llama_lab.model.layout import CAUSAL, Layout, Mask
 from llama_lab.model.position import Alibi, Relative
 from llama_lab.training.module import LanguageModel
 
@@ -48,7 +48,7 @@ class Variant:
 
     def masked(self, length: int, device: torch.device) -> Callable[..., Tensor]:
         """What `GroupedQueryAttention` does: the fused kernel with a mask, or the reference if scores are capped."""
-        mask = Layout(self.position, torch.arange(length, device=device)).mask(self.mask)
+        mask = AttentionContext(self.position, torch.arange(length, device=device)).mask(self.mask)
         if self.softcap is None:
             return partial(with_mask, mask)
         return partial(reference_attention, mask=mask, softcap=self.softcap)

@@ -44,7 +44,7 @@ def load_config(overrides: Sequence[str] = (), config_dir: str | Path | None = N
     try:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             if config_dir is not None:
-                search_too(Path(config_dir))
+                add_config_dir(Path(config_dir))
             cfg = compose("config", overrides=typed, return_hydra_config=True)
             choices = dict(cfg.hydra.runtime.choices)
             cfg = without(cfg, "hydra")
@@ -54,7 +54,7 @@ def load_config(overrides: Sequence[str] = (), config_dir: str | Path | None = N
     return cfg
 
 
-def search_too(config_dir: Path) -> None:
+def add_config_dir(config_dir: Path) -> None:
     """Let Hydra find options in a folder of the user's, as `--config-dir` does. Raises ConfigError if there is none."""
     if not config_dir.is_dir():
         raise ConfigError(f"config_dir={config_dir}: is no folder; name the one that holds your norm/, arch/, ...")

@@ -25,10 +25,10 @@ class StudySweeper(Sweeper):
         """Run the study on the command line."""
         assert self.config is not None
         assert self.hydra_context is not None
-        from llama_lab.study.conduct import conduct  # takes seconds to import, and Hydra loads plugins at every start
+        from llama_lab.study.execute import execute  # takes seconds to import, and Hydra loads plugins at every start
         from llama_lab.study.job import study_job
 
-        conduct(self.config, self.hydra_context, list(arguments), study_job, report)
+        execute(self.config, self.hydra_context, list(arguments), study_job, report)
 
 
 def report(folder: Path, trust: "Trust", logger: DictConfig | None) -> bool:

@@ -21,7 +21,7 @@ from llama_lab.model import Cost
 from llama_lab.model.cost import cost_metrics
 from llama_lab.runs.folder import RESOLVED
 from llama_lab.runs.record import MISSING, Record, finished, trained_beside
-from llama_lab.runs.stored import LOSSES, OF_THE_RUN, SIZES, SPEED, Facts, Summary
+from llama_lab.runs.stored import LOSSES, OF_THE_RUN, SIZES, SPEED, RunMetadata, Summary
 from llama_lab.util.errors import ConfigError, first_line
 from llama_lab.util.formatting import enumerate_some, number, three_digits
 
@@ -170,7 +170,7 @@ def _faults(run: Record, trust: Trust) -> dict[str, bool]:
         ),
         "summary.json and environment.json state other facts": any(
             getattr(environment, fact.name) != getattr(facts, fact.name)
-            for fact in fields(Facts)
+            for fact in fields(RunMetadata)
             if fact.name != "metrics"
         ),
         "eval.json has another loss at the trained length": (  # by more than another device or precision explains

@@ -103,8 +103,8 @@ def _line(option: Scaled, x: Floats, log_params: Floats, log_tokens: Floats) -> 
 def scaling_sentences(scaling: Scaling) -> list[str]:
     """What the study says, the verdict first."""
     reference, *others = scaling.options
-    if scaling.lacking:
-        return [f"No power law is fitted: {scaling.lacking}. The losses are shown as points."]
+    if scaling.not_fittable:
+        return [f"No power law is fitted: {scaling.not_fittable}. The losses are shown as points."]
     if scaling.loose:
         return [f"Worth in compute is unknown: the law of {reference.option} is not identified ({scaling.loose})."]
     found = []
@@ -125,9 +125,9 @@ def scaling_sentences(scaling: Scaling) -> list[str]:
     return [
         *found,
         *(
-            f"No power law is fitted to {option.option}, which has {option.lacking}: its losses are shown as points."
+            f"No power law is fitted to {option.option}, which has {option.not_fittable}: its losses are points."
             for option in others
-            if option.lacking
+            if option.not_fittable
         ),
         f"A gain is the training FLOPs that {reference.option} would need for the same loss at as many tokens per "
         f"parameter, over those spent, by the laws of both; 95% intervals by bootstrap{together}.",

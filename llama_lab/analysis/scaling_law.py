@@ -62,7 +62,7 @@ class Point:
         return math.log(np.mean(list(self.losses.values())))
 
 
-def lacking(points: Sequence[Point]) -> str:
+def reason_not_fittable(points: Sequence[Point]) -> str:
     """Why no law can be fitted to these points; empty if one can."""
     sizes, budgets = len({point.size for point in points}), len({point.budget for point in points})
     if sizes >= SIZES and budgets >= BUDGETS and len(points) >= SIZES * BUDGETS:
@@ -160,26 +160,26 @@ class Gains:
 class Scaled:
     """An option of a scaling study. law: None where no law is fitted. gains: None of the reference, too.
 
-    lacking: why no law can be fitted to its points, in words; empty if one can.
+    not_fittable: why no law can be fitted to its points, in words; empty if one can.
     """
 
     option: str
     points: tuple[Point, ...]
     law: Law | None = None
     gains: Gains | None = None
-    lacking: str = ""
+    not_fittable: str = ""
 
 
 @dataclass(frozen=True)
 class Scaling:
     """The options of a scaling study, the reference first.
 
-    lacking: why none has a law, in words; empty if some do. loose: the exponents that leave the reference's law
+    not_fittable: why none has a law, in words; empty if some do. loose: the exponents that leave the reference's law
     unidentified, so that no option has gains; empty if it is identified.
     """
 
     options: tuple[Scaled, ...]
-    lacking: str = ""
+    not_fittable: str = ""
     loose: str = ""
 
 
@@ -188,7 +188,7 @@ def scale(points: Mapping[str, Sequence[Point]]) -> Scaling:
 
     There are none unless the reference and another option have enough, and no gains over an unidentified law.
     """
-    lack = {option: lacking(own) for option, own in points.items()}
+    lack = {option: reason_not_fittable(own) for option, own in points.items()}
     reference, *others = points
     fitted = [option for option in others if not lack[option]]
     laws: dict[str, Law] = {}
@@ -221,7 +221,7 @@ def logs(points: Sequence[Point], *names: str) -> list[Floats]:
 
 
 def fit_law(points: Sequence[Point], rng: np.random.Generator, draws: int = DRAWS) -> Law:
-    """The law of one option. points: enough for one, see `lacking`."""
+    """The law of one option. points: enough for one, see `reason_not_fittable`."""
     params, tokens = logs(points, "params", "tokens")
     centre = float(params.mean()), float(tokens.mean())
     n, d = params - centre[0], tokens - centre[1]
@@ -241,8 +241,8 @@ def fit_gains(
 ) -> list[Gains]:
     """The gains of the other options, each by a law of its own; their intervals hold for all of them together.
 
-    reference: enough points for a law, see `lacking`. others: the points of each option; those without a point of the
-    reference at the same size, budget and seed do not count.
+    reference: enough points for a law, see `reason_not_fittable`. others: the points of each option; those without a
+    point of the reference at the same size, budget and seed do not count.
     """
     base = fit_law(reference, rng, draws)
     return [_gains(base, reference, points, LEVEL / len(others), rng) for points in others]

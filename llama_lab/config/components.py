@@ -137,7 +137,8 @@ def build_model(cfg: DictConfig, vocab_size: int, eot_id: int | None = None) -> 
     masked = "data" in cfg and cfg.data.get("document_mask", False)  # probes have no documents
     if masked and eot_id is None:
         raise ConfigError("data.document_mask=true: documents start with the end-of-text token; give its eot_id")
-    return build(cfg.model, "model", vocab_size=wanted or vocab_size, **({"border": eot_id} if masked else {}))
+    start = {"document_start_id": eot_id} if masked else {}
+    return build(cfg.model, "model", vocab_size=wanted or vocab_size, **start)
 
 
 def model_cost(model: "Decoder") -> "Cost":

@@ -105,24 +105,24 @@ def is_parsable(argument: str, is_folder: bool) -> bool:
     return not (is_folder and isinstance(value, bool | int | float))
 
 
-def written(value: object) -> str:
+def to_override(value: object) -> str:
     """A value in Hydra's grammar, which reads it as it was: text in quotes only where it would be something else."""
     if isinstance(value, str):
         return value if is_plain(value) else quote(value)
     if isinstance(value, Mapping):
-        return f"{{{','.join(f'{key}:{written(own)}' for key, own in value.items())}}}"
+        return f"{{{','.join(f'{key}:{to_override(own)}' for key, own in value.items())}}}"
     if isinstance(value, Sequence):
-        return f"[{','.join(map(written, value))}]"
+        return f"[{','.join(map(to_override, value))}]"
     return CONSTANTS[value] if value is None or isinstance(value, bool) else str(value)
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """A value of an axis as people read it, also in names: 1000000, 0.1, null, [1,2]."""
     if isinstance(value, float):
         return f"{value:.10g}"
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"[{','.join(map(shown, value))}]"
-    return value if isinstance(value, str) else written(value)
+        return f"[{','.join(map(format_value, value))}]"
+    return value if isinstance(value, str) else to_override(value)
 
 
 def is_plain(text: str) -> bool:

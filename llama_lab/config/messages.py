@@ -73,7 +73,7 @@ def unknown_key(key: str, config: str, typed: Sequence[str]) -> str:
         return f"{problem}{suggestion(key, known_keys(config, typed))}; `--cfg job` shows them all, `--help` the groups"
     if key in RENAMED:
         return f"{problem} any more; it is called {RENAMED[key]}"
-    if having := homes(key):
+    if having := options_defining(key):
         return f"{problem} here, it belongs to {' and '.join(having)}; choose that, or leave this out"
     near = nearest(key, known_keys(config, typed))
     hint = f" (did you mean {near}?)" if near else ""
@@ -96,7 +96,7 @@ def known_keys(config: str, typed: Sequence[str]) -> list[str]:
     return [*(groups() if config == "config" else []), *flatten(OmegaConf.to_container(cfg))]
 
 
-def homes(key: str) -> list[str]:
+def options_defining(key: str) -> list[str]:
     """The options that set a key, by group: `position=rope | sinusoidal`; those that inherit it are left out."""
     found = []
     for group in groups():
@@ -125,7 +125,7 @@ def nearest(wrong: str, known: Iterable[str]) -> str | None:
     best = max(scores, key=lambda key: (scores[key], whole_likeness(wrong, key)))
     if scores[best] < CLOSE:
         return None
-    return best if best in known else f"{best}, of {homes(best)[0]}"
+    return best if best in known else f"{best}, of {options_defining(best)[0]}"
 
 
 def likeness(a: str, b: str) -> float:

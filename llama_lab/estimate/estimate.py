@@ -337,7 +337,8 @@ def expected_vocabulary(cfg: DictConfig) -> tuple[int, str]:
 def column_of(setup: Setup, model: MemoryModel, limit: float) -> Column:
     """A setup's memory, and if that exceeds `limit` bytes, the nearest setup that fits."""
     fits = model.fits(setup, limit)
-    shortest = max(mixer.full_after or 1 for mixer in model.model.mixers)  # no window may be as long as the context
+    # no window may be as long as the context
+    shortest = max(mixer.max_state_tokens or 1 for mixer in model.model.mixers)
     worlds, contexts = within_reach(setup, shortest)
     least = (Setup(True, worlds[-1], worlds[-1], 1, contexts[-1]), replace(setup, micro_batch=1))
     hope = not fits and any(model.fits(one, limit) for one in least)  # without it, every one would be measured

@@ -78,7 +78,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # untyped
                 raise ConfigError(f"eval.tasks: a continuation has {longest} tokens, more than {limit}; choose others")
             rows = [torch.tensor((before + after)[-self.max_length - 1 :]) for _, before, after in batch]
             inputs = torch.nn.utils.rnn.pad_sequence([row[:-1] for row in rows], batch_first=True)
-            read = self.model.read(inputs.to(self.device))
+            read = self.model.hidden_states(inputs.to(self.device))
             for row, x, (_, _, continuation) in zip(rows, read, batch, strict=True):
                 end, targets = len(row) - 1, torch.tensor(continuation)
                 logits = self.model.embedding.logits(x[end - len(continuation) : end]).float().cpu()

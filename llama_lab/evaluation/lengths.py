@@ -119,7 +119,7 @@ def evaluating_on(model: Decoder, device: torch.device) -> Iterator[None]:
 
 def loss_at_length(model: Decoder, windows: Validation, length: int, batch_tokens: int) -> LengthLoss:
     """The loss and the accuracy in windows of `length` tokens, or why there is none."""
-    if ended := model.ends(length):
+    if ended := model.length_error(length):
         return LengthLoss(length, note=f"cannot: {ended}")
     if windows.tokens < length:  # the last positions would have no loss
         return LengthLoss(length, note=f"cannot: the validation text has {windows.tokens} tokens, less than one window")
@@ -157,7 +157,7 @@ def sums_by_position(
     for start in range(0, len(windows), size):
         batch = [windows[i] for i in range(start, min(start + size, len(windows)))]
         inputs, targets = (torch.stack([torch.from_numpy(ids) for ids in side]) for side in zip(*batch, strict=True))
-        targets = model.predictable(targets)
+        targets = model.mask_prefix_targets(targets)
         cache = None if cache_dtype is None else model.new_state(len(inputs), length, cache_dtype)
         logits = model(inputs.to(device), cache).float()
         losses = F.cross_entropy(

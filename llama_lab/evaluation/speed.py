@@ -98,7 +98,7 @@ def decoding(
 def reading_again(model: Decoder, batch_size: int, context: int) -> Callable[[], object]:
     """A function that computes the next token of `batch_size` sequences of `context` tokens without a cache."""
     tokens = random_tokens(model, batch_size, context)
-    return inference(lambda: model.embedding.logits(model.read(tokens)[:, -1]))
+    return inference(lambda: model.embedding.logits(model.hidden_states(tokens)[:, -1]))
 
 
 def random_tokens(model: Decoder, batch_size: int, n: int) -> Tensor:

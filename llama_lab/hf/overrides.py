@@ -6,7 +6,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import register_resolvers
-from llama_lab.config.grammar import written
+from llama_lab.config.grammar import to_override
 from llama_lab.config.schema import COMPONENTS, option_file, options
 
 from .by_layer import without_layers
@@ -37,8 +37,8 @@ def overrides_of(settings: Settings) -> list[str]:
     ours = composed(nodes, settings)
     keys = [*SIZES, *(key for key in settings if key not in SIZES and not equal(ours.get(key), settings[key]))]
     choices = [f"{group}={option}" for group, option in chosen.items()]
-    rules = [f"+pattern.other{n}={written(rule_of(one, node))}" for n, one in enumerate(different, 1)]
-    return choices + [f"model.{key}={written(settings[key])}" for key in keys] + rules
+    rules = [f"+pattern.other{n}={to_override(rule_of(one, node))}" for n, one in enumerate(different, 1)]
+    return choices + [f"model.{key}={to_override(settings[key])}" for key in keys] + rules
 
 
 def rule_of(different: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:

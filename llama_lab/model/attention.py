@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .attention_context import CAUSAL, AttentionContext, Mask
 from .attention_options import VALUES, Sinks, ValueResidual, check_qk_norm, norm_of_heads
 from .encoding import Position, Relation, has_relation, rotate
 from .init import ResidualOutput, check_positive
-from .layout import CAUSAL, Layout, Mask
 from .mixer import Mixer
 from .norm import Norm
 from .state import LayerCache, Lookup, State, new_layer_cache
@@ -100,22 +100,24 @@ class SoftmaxAttention(Mixer):
         projections = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
         return 2 * projections + 2 * self._widths * keys
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Layout, lookup: Lookup | None) -> Tensor:
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext, lookup: Lookup | None
+    ) -> Tensor:
         """Mix values `(B, H, Tq, Dv)`; without a mask where none is needed, since kernels are faster then."""
         is_fused = self.kernel == "sdpa"
-        needs_mask = not is_fused or self.sinks is not None or layout.needs_mask(self.mask, lookup)
-        mask = layout.mask(self.mask, lookup, query.dtype if is_fused else torch.float32) if needs_mask else None
+        needs_mask = not is_fused or self.sinks is not None or context.needs_mask(self.mask, lookup)
+        mask = context.mask(self.mask, lookup, query.dtype if is_fused else torch.float32) if needs_mask else None
         if self.sinks is not None:
             key, value, mask = self.sinks(key, value, mask)
         if not is_fused:
             assert mask is not None
-            relation = layout.relation(layout.key_places(lookup))
+            relation = context.relation(context.key_positions(lookup))
             return reference_attention(query, key, value, mask, self.softcap, self.scale, relation)
         n_kv_heads, width = key.shape[1], value.shape[3]
         if lookup is not None and query.shape[2] == 1:
             # A single token leaves the time dimension free for the heads that share a key head, so that the kernel
             # reads each key once and copies none.
-            if mask is not None and (layout.biased or self.sinks is not None):
+            if mask is not None and (context.biased or self.sinks is not None):
                 mask = mask.reshape(mask.shape[0], n_kv_heads, -1, mask.shape[-1])
             groups = query.reshape(query.shape[0], n_kv_heads, -1, query.shape[3])  # (B, Hkv, H / Hkv, Dh)
             mixed = F.scaled_dot_product_attention(groups, key, value, attn_mask=mask, scale=self.scale)
@@ -214,7 +216,7 @@ class GroupedQueryAttention(SoftmaxAttention):
             raise ValueError(
                 f"attention.value_residual={value_residual}: the only layer is the first; set it to null, or add layers"
             )
-        self.full_after, self.prefix, self.clip_qkv = mask.reach, prefix or 0, clip_qkv
+        self.max_state_tokens, self.prefix, self.clip_qkv = mask.reach, prefix or 0, clip_qkv
         self.query = nn.Linear(dim, n_heads * head_dim, bias=query_bias)
         self.key = nn.Linear(dim, n_kv_heads * head_dim, bias=key_bias)
         self.value = nn.Linear(dim, n_kv_heads * head_dim, bias=value_bias)
@@ -241,29 +243,29 @@ class GroupedQueryAttention(SoftmaxAttention):
                 f"n_kv_heads={self.n_kv_heads}: does not divide n_heads={self.n_heads}; choose one of {divisors}"
             )
 
-    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Attend from each token of `x (B, T, D)` to the keys it may see, in `x` and in `state`."""
         query, key, value = self._heads(x)
         if self.keeps_values:
-            layout.shared[VALUES] = value
+            context.shared[VALUES] = value
         if self.value_residual is not None:
-            value = self.value_residual(value, layout.shared[VALUES])
-        if layout.rotation is not None:
-            query, key = rotate(layout.rotation, query, key)
+            value = self.value_residual(value, context.shared[VALUES])
+        if context.rotation is not None:
+            query, key = rotate(context.rotation, query, key)
         if self.qk_norm_rotated:
             query, key = self.query_norm(query), self.key_norm(key)
-        query = apply_temperature(query, self.temperature, layout)
+        query = apply_temperature(query, self.temperature, context)
         lookup = None
         if state is not None:
             assert isinstance(state, LayerCache)
-            lookup = layout.lookup(state.slots)
+            lookup = context.lookup(state.slots)
             key, value = (seen.type_as(query) for seen in state.update(key, value, lookup))
-        mixed = self.attend(query, key, value, layout, lookup).transpose(1, 2)
+        mixed = self.attend(query, key, value, context, lookup).transpose(1, 2)
         if self.output_gate is not None:
             mixed = mixed * self.output_gate(x).sigmoid().unflatten(2, (self.n_heads, -1))
         return self.output(mixed.flatten(2))  # type: ignore[no-any-return]
 
-    def use(self, position: Position) -> None:
+    def bind_position(self, position: Position) -> None:
         """Write attention out for vectors that no fused kernel adds."""
         if has_relation(position):
             if self.wants_fused:
@@ -272,7 +274,7 @@ class GroupedQueryAttention(SoftmaxAttention):
                 )
             self.kernel = "reference"
 
-    def follow(self, first: Mixer) -> None:
+    def bind_first_layer(self, first: Mixer) -> None:
         """Have the first layer keep its values, if this one mixes them into its own."""
         if self.value_residual is None:
             return

@@ -10,7 +10,7 @@ from .mixer import takes
 from .norm import NoNorm, Norm
 
 LEARNED = "learned"
-VALUES = "values"  # of the first layer, in `Layout.shared`
+VALUES = "values"  # of the first layer, in `AttentionContext.shared`
 
 
 def check_qk_norm(qk_norm: str | None, qk_gain: str, qk_bias: bool | None, rotated: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from .layout import Layout
+from .attention_context import AttentionContext
 from .mixer import Mixer
 from .norm import Norm
 from .state import State
@@ -67,9 +67,9 @@ class Block(nn.Module):
         self.ffn_scale = scale(residual_scale, learned_scale)
         self.dropout = nn.Dropout(dropout)
 
-    def attend(self, x: Tensor, layout: Layout, state: State | None) -> Tensor:
+    def attend(self, x: Tensor, context: AttentionContext, state: State | None) -> Tensor:
         """The mixer and its dropout."""
-        return self.dropout(self.attention(x, layout, state))  # type: ignore[no-any-return]
+        return self.dropout(self.attention(x, context, state))  # type: ignore[no-any-return]
 
     def feed(self, x: Tensor) -> Tensor:
         """The feed-forward and its dropout."""
@@ -81,27 +81,27 @@ class PostNorm(Block):
 
     final_norm = False
 
-    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
-        x = self.attention_norm(x + self.attention_scale(self.attend(x, layout, state)))
+        x = self.attention_norm(x + self.attention_scale(self.attend(x, context, state)))
         return self.ffn_norm(x + self.ffn_scale(self.feed(x)))  # type: ignore[no-any-return]
 
 
 class PreNorm(Block):
     """x + f(norm(x)): GPT-2 (section 2.3), LLaMA; analysed by Xiong et al. 2020."""
 
-    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
-        x = x + self.attention_scale(self.attend(self.attention_norm(x), layout, state))
+        x = x + self.attention_scale(self.attend(self.attention_norm(x), context, state))
         return x + self.ffn_scale(self.feed(self.ffn_norm(x)))  # type: ignore[no-any-return]
 
 
 class Reordered(Block):
     """x + norm(f(x)): the norm on the output, inside the residual branch (OLMo 2, section 2.1)."""
 
-    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
-        x = x + self.attention_scale(self.attention_norm(self.attend(x, layout, state)))
+        x = x + self.attention_scale(self.attention_norm(self.attend(x, context, state)))
         return x + self.ffn_scale(self.ffn_norm(self.feed(x)))  # type: ignore[no-any-return]
 
 
@@ -113,18 +113,18 @@ class Sandwich(Block):
         self.attention_post_norm = norm(dim)
         self.ffn_post_norm = norm(dim)
 
-    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
-        x = x + self.attention_scale(self.attention_post_norm(self.attend(self.attention_norm(x), layout, state)))
+        x = x + self.attention_scale(self.attention_post_norm(self.attend(self.attention_norm(x), context, state)))
         return x + self.ffn_scale(self.ffn_post_norm(self.feed(self.ffn_norm(x))))  # type: ignore[no-any-return]
 
 
 class Parallel(Block):
     """x + attention(norm(x)) + ffn(norm'(x)): in parallel, each with its own norm (GPT-NeoX, section 2.1)."""
 
-    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
-        attended = self.attention_scale(self.attend(self.attention_norm(x), layout, state))
+        attended = self.attention_scale(self.attend(self.attention_norm(x), context, state))
         return x + attended + self.ffn_scale(self.feed(self.ffn_norm(x)))  # type: ignore[no-any-return]
 
 
@@ -135,8 +135,8 @@ class ParallelSharedNorm(Block):
         super().__init__(dim, attention, ffn, norm, **others)
         del self.ffn_norm
 
-    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Transform `x (B, T, D)`."""
         normed = self.attention_norm(x)
-        attended = self.attention_scale(self.attend(normed, layout, state))
+        attended = self.attention_scale(self.attend(normed, context, state))
         return x + attended + self.ffn_scale(self.feed(normed))  # type: ignore[no-any-return]

@@ -6,11 +6,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from .attention_context import AttentionContext
 from .block import Block
 from .embedding import Embedding
 from .encoding import Position
 from .init import WeightInit, initialise
-from .layout import Layout
 from .loss import IGNORE, head_loss
 from .mixer import NEW_STATE, Mixer, call, class_name
 from .norm import Norm
@@ -31,7 +31,7 @@ class Decoder(nn.Module):
     dropout: on the embeddings and on every residual branch (Vaswani et al. 2017, section 5.4).
     embedding, norm, position, attention, ffn, block, init: the components.
     seed: of the initial parameters; see `init.py`.
-    border: the token with which a document starts, if tokens see only their own document, from position 0 on.
+    document_start_id: the token with which a document starts, if tokens see only their own, from position 0 on.
     Raises ValueError, its message beginning with the setting at fault.
     """
 
@@ -55,7 +55,7 @@ class Decoder(nn.Module):
         layers: Sequence[Mapping[str, Any]] = (),
         dropout: float = 0.0,
         seed: int = 0,
-        border: int | None = None,
+        document_start_id: int | None = None,
     ) -> None:
         super().__init__()
         heads = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim}
@@ -89,25 +89,25 @@ class Decoder(nn.Module):
         for i, mixer in enumerate(self.mixers):
             if not isinstance(mixer, Mixer):
                 raise ValueError(f"attention={class_name(mixer)}: must be a subclass of llama_lab.model.mixer.Mixer")
-            if border is not None and not mixer.documents:
+            if document_start_id is not None and not mixer.documents:
                 raise ValueError(
                     f"attention={class_name(mixer)}: tokens see other documents; set data.document_mask=false, or have "
-                    f"it start anew where layout.positions is 0, and say so with `documents = True`"
+                    f"it start anew where context.positions is 0, and say so with `documents = True`"
                 )
-            mixer.use(self.position_at(i))
-        if ended := self.ends(max_seq_len):
+            mixer.bind_position(self.position_at(i))
+        if ended := self.length_error(max_seq_len):
             raise ValueError(f"max_seq_len={max_seq_len}: {ended}; make it smaller, or choose another position")
         for mixer in self.mixers[1:]:
-            mixer.follow(self.mixers[0])
+            mixer.bind_first_layer(self.mixers[0])
         self.prefix = max(mixer.prefix for mixer in self.mixers)
         if self.prefix >= max_seq_len:
             raise ValueError(f"attention.prefix={self.prefix}: max_seq_len={max_seq_len} ends there; make it smaller")
-        if self.prefix and border is not None:
+        if self.prefix and document_start_id is not None:
             raise ValueError(
                 f"attention.prefix={self.prefix}: with documents, sequences would predict unequally many tokens; "
                 f"set it to null, or data.document_mask=false"
             )
-        self.border = border
+        self.document_start_id = document_start_id
         self.norm = norm(dim) if self.blocks[-1].final_norm else None
         self.weight_init, self.seed = call(init, n_layers=n_layers), seed
         initialise(self, self.weight_init, seed)
@@ -117,50 +117,52 @@ class Decoder(nn.Module):
 
         Raises ValueError if positions or the state have no room for them, or the state has another batch size.
         """
-        return self.embedding.logits(self.read(tokens, state))
+        return self.embedding.logits(self.hidden_states(tokens, state))
 
     def loss(self, tokens: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
         """The summed loss of `tokens (B, T)` against `targets (B, T)`, and its objective; see `head_loss`."""
-        return head_loss(self.embedding, self.read(tokens), targets, z_loss)
+        return head_loss(self.embedding, self.hidden_states(tokens), targets, z_loss)
 
-    def read(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
+    def hidden_states(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
         """The input of the head, `(B, T, D)`; see `forward`."""
         B, T = tokens.shape
         if state is None:
             positions, shortest, longest = torch.arange(T, device=tokens.device), 0, 0
         else:
             positions, shortest, longest = state.next_positions(B, T)
-        if ended := self.ends(longest + T):
+        if ended := self.length_error(longest + T):
             raise ValueError(f"max_seq_len={self.max_seq_len}: {ended}, not at {longest + T} tokens")
-        layout = self.layout(tokens, positions.to(tokens.device), shortest, longest, state)
+        context = self.attention_context(tokens, positions.to(tokens.device), shortest, longest, state)
         if state is None:
-            return self.transform(tokens, layout)
-        x = self.transform(tokens, layout, state.layers)
+            return self.run_blocks(tokens, context)
+        x = self.run_blocks(tokens, context, state.layers)
         state.lengths += T
         return x
 
-    def layout(self, tokens: Tensor, places: Tensor, shortest: int, longest: int, state: DecoderState | None) -> Layout:
-        """What all layers share of a pass over `tokens (B, T)` at `places`; `state` learns where documents start."""
-        if self.border is None:
-            return Layout(self.position, places, shortest, longest)
+    def attention_context(
+        self, tokens: Tensor, at: Tensor, shortest: int, longest: int, state: DecoderState | None
+    ) -> AttentionContext:
+        """What all layers share of a pass over `tokens (B, T)` at these positions; `state` learns of new documents."""
+        if self.document_start_id is None:
+            return AttentionContext(self.position, at, shortest, longest)
         before = 0 if state is None else state.starts[:, None]
-        starts = torch.where(tokens == self.border, places, before).cummax(-1).values
+        starts = torch.where(tokens == self.document_start_id, at, before).cummax(-1).values
         if state is not None:
             state.starts.copy_(starts[:, -1])
-        return Layout(self.position, places, shortest, longest, starts)
+        return AttentionContext(self.position, at, shortest, longest, starts)
 
-    def predictable(self, targets: Tensor) -> Tensor:
+    def mask_prefix_targets(self, targets: Tensor) -> Tensor:
         """`targets (B, T)`, but IGNORE for those within a prefix: the model sees them."""
         if not self.prefix:
             return targets
         seen = torch.arange(targets.shape[1], device=targets.device) < self.prefix - 1
         return targets.masked_fill(seen, IGNORE)
 
-    def transform(self, tokens: Tensor, layout: Layout, states: Sequence[State] | None = None) -> Tensor:
+    def run_blocks(self, tokens: Tensor, context: AttentionContext, states: Sequence[State] | None = None) -> Tensor:
         """Embeddings, blocks and the last norm: `tokens (B, T)` to `(B, T, D)`, updating the `states` of the mixers."""
-        x = self.dropout(self.position.embed(self.embedding(tokens), layout.positions))
+        x = self.dropout(self.position.embed(self.embedding(tokens), context.positions))
         for i, block in enumerate(self.blocks):
-            x = block(x, layout.of(self.position_at(i)), None if states is None else states[i])
+            x = block(x, context.of(self.position_at(i)), None if states is None else states[i])
         return x if self.norm is None else self.norm(x)  # type: ignore[no-any-return]
 
     @property
@@ -191,7 +193,7 @@ class Decoder(nn.Module):
                         f"dimension must be the batch, {batch_size}"
                     )
             layers.append(state)
-        slides = all(m.full_after is not None and m.full_after <= context for m in self.mixers)
+        slides = all(m.max_state_tokens is not None and m.max_state_tokens <= context for m in self.mixers)
         lengths, starts = (torch.zeros(batch_size, dtype=torch.long, device=at) for at in ("cpu", weight.device))
         return DecoderState(layers, lengths, starts, context, slides)
 
@@ -203,7 +205,7 @@ class Decoder(nn.Module):
         """The encoding that a layer, counted from 0, has alone or with others."""
         return self._positions.get(layer, self.position)
 
-    def ends(self, length: int) -> str:
+    def length_error(self, length: int) -> str:
         """Which position encoding ends before `length` tokens do, in words; empty if none does."""
         for one in self.encodings:
             if one.max_positions is not None and length > one.max_positions:
@@ -218,7 +220,7 @@ class Decoder(nn.Module):
     @property
     def max_context(self) -> int | None:
         """Largest number of tokens; None if the states of all layers stop growing and positions have no limit."""
-        slides = all(mixer.full_after is not None for mixer in self.mixers)
+        slides = all(mixer.max_state_tokens is not None for mixer in self.mixers)
         return None if slides and not any(one.max_positions for one in self.encodings) else self.max_seq_len
 
     @property

@@ -143,7 +143,7 @@ def prefill(model: Decoder, prompts: Sequence[Sequence[int]], state: DecoderStat
     They are read one by one, so that prompts of different lengths need no padding, and none affects another's numbers.
     """
     device = model.embedding.tokens.weight.device
-    last = [model.read(torch.tensor([p], device=device), state.row(i))[:, -1] for i, p in enumerate(prompts)]
+    last = [model.hidden_states(torch.tensor([p], device=device), state.row(i))[:, -1] for i, p in enumerate(prompts)]
     return model.embedding.logits(torch.cat(last))
 
 
@@ -159,7 +159,7 @@ def decoding_step(model: Decoder, state: DecoderState, compiled: bool) -> Iterat
 
 def eager_step(model: Decoder, state: DecoderState) -> Callable[[Tensor], Tensor]:
     """A function from the newest tokens `(B, 1)` to the logits `(B, V)` after them; it reads only filled slots."""
-    return lambda tokens: model.embedding.logits(model.read(tokens, state)[:, -1])
+    return lambda tokens: model.embedding.logits(model.hidden_states(tokens, state)[:, -1])
 
 
 def compiled_step(model: Decoder, state: DecoderState) -> Callable[[Tensor], Tensor]:
@@ -189,9 +189,9 @@ def _compile_static_step() -> Callable[[Decoder, Tensor, Tensor, DecoderState], 
 
 def _static_step(model: Decoder, tokens: Tensor, positions: Tensor, state: DecoderState) -> Tensor:
     """Logits `(B, V)` after `tokens (B, 1)` at `positions (B, 1)`, by the same operations at all positions."""
-    layout = model.layout(tokens, positions, 0, state.context, state)
+    context = model.attention_context(tokens, positions, 0, state.context, state)
     with SummedProducts() if tokens.shape[0] == 1 and not tokens.is_cuda else nullcontext():
-        return model.embedding.logits(model.transform(tokens, layout, state.layers)[:, -1])
+        return model.embedding.logits(model.run_blocks(tokens, context, state.layers)[:, -1])
 
 
 def check_prompts(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from .attention import SoftmaxAttention, require_kv_heads
+from .attention_context import AttentionContext
 from .encoding import rotate
 from .init import ResidualOutput, check_positive
-from .layout import Layout
 from .mixer import takes
 from .norm import Norm
 from .state import LayerCache, Lookup, State, new_layer_cache
@@ -79,39 +79,47 @@ class LatentAttention(SoftmaxAttention):
         self.latent_up = nn.Linear(kv_rank, n_heads * (nope_dim + value_dim), bias=False)
         self.output = ResidualOutput(n_heads * value_dim, dim, bias=False)
 
-    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Attend from each token of `x (B, T, D)` to those before it, in `x` and in `state`."""
         query, latent = self.query(x), self.latent(x)
         if self.query_up is not None:
             query = self.query_up(self.query_norm(query))
         query = query.view(*x.shape[:2], self.n_heads, -1).transpose(1, 2)
-        query = apply_temperature(query, self.temperature, layout)  # which a rotation keeps
+        query = apply_temperature(query, self.temperature, context)  # which a rotation keeps
         plain, turned = query.split_with_sizes((self.nope_dim, self.head_dim), 3)
         latent, shared = latent.unsqueeze(1).split_with_sizes((self.kv_rank, self.head_dim), 3)  # of a single head
         latent = self.latent_norm(latent)
-        if layout.rotation is not None:
-            turned, shared = rotate(layout.rotation, turned, shared)
+        if context.rotation is not None:
+            turned, shared = rotate(context.rotation, turned, shared)
         lookup = None
         if state is not None:
             assert isinstance(state, LayerCache)
-            lookup = layout.lookup(state.slots)
+            lookup = context.lookup(state.slots)
             (seen,) = state.write([torch.cat((latent, shared), 3).to(state.tensors[0].dtype)], lookup)
-        if lookup is None or (layout.longest == 0 and x.shape[1] > 1):  # all keys are new
-            mixed = self._attend_expanded(plain, turned, latent, shared, layout, lookup)
+        if lookup is None or (context.longest == 0 and x.shape[1] > 1):  # all keys are new
+            mixed = self._attend_expanded(plain, turned, latent, shared, context, lookup)
         else:
-            mixed = self._attend_absorbed(plain, turned, seen.type_as(x), layout, lookup)
+            mixed = self._attend_absorbed(plain, turned, seen.type_as(x), context, lookup)
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _attend_expanded(
-        self, plain: Tensor, turned: Tensor, latent: Tensor, shared: Tensor, layout: Layout, lookup: Lookup | None
+        self,
+        plain: Tensor,
+        turned: Tensor,
+        latent: Tensor,
+        shared: Tensor,
+        context: AttentionContext,
+        lookup: Lookup | None,
     ) -> Tensor:
         """Mix values `(B, H, T, Dv)` with keys and values of each head, which is fewer FLOPs where all are new."""
         heads = self.latent_up(latent[:, 0]).unflatten(2, (self.n_heads, -1)).transpose(1, 2)
         key, value = heads.split_with_sizes((self.nope_dim, self.value_dim), 3)
         key = torch.cat((key, shared.expand(-1, self.n_heads, -1, -1)), 3)
-        return self.attend(torch.cat((plain, turned), 3), key, value, layout, lookup)
+        return self.attend(torch.cat((plain, turned), 3), key, value, context, lookup)
 
-    def _attend_absorbed(self, plain: Tensor, turned: Tensor, seen: Tensor, layout: Layout, lookup: Lookup) -> Tensor:
+    def _attend_absorbed(
+        self, plain: Tensor, turned: Tensor, seen: Tensor, context: AttentionContext, lookup: Lookup
+    ) -> Tensor:
         """The same with what the cache holds as the only key and value of all heads, `seen (B, 1, S, kv_rank + Dh)`.
 
         The maps from latents to keys and values apply to queries and to what was mixed instead (section 2.1.2).
@@ -119,7 +127,7 @@ class LatentAttention(SoftmaxAttention):
         up = self.latent_up.weight.view(self.n_heads, -1, self.kv_rank)
         to_key, to_value = up.split_with_sizes((self.nope_dim, self.value_dim), 1)
         query = torch.cat((torch.einsum("bhtn,hnr->bhtr", plain, to_key), turned), 3)
-        mixed = self.attend(query, seen, seen, layout, lookup)[..., : self.kv_rank]
+        mixed = self.attend(query, seen, seen, context, lookup)[..., : self.kv_rank]
         return torch.einsum("bhtr,hvr->bhtv", mixed, to_value)
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> LayerCache:

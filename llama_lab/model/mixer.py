@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from .attention_context import AttentionContext
 from .encoding import Position, has_relation
-from .layout import Layout
 from .state import State
 
 NEW_STATE = "new_state(batch_size, length, device, dtype)"
@@ -23,15 +23,15 @@ NEW_STATE = "new_state(batch_size, length, device, dtype)"
 class Mixer(nn.Module, ABC):
     """Base class of mixers. Subclasses implement `forward` and `flops_per_token`, and `new_state` if they can decode.
 
-    full_after: number of tokens after which the state stops growing: a window, or 0 for a recurrence; None for never.
+    max_state_tokens: the most tokens that the state holds: a window, or 0 for a recurrence; None for all.
     prefix: number of first tokens that see each other, and of which the model predicts only the first.
     kernel: name of the implementation, for a run's summary.
     int8_state: whether `new_state` supports torch.int8, beside floating dtypes of 16 bits or more.
-    documents: whether no token sees another document; where `layout.positions` is 0, one starts.
-    relations: whether it adds the vectors of `layout.relation` to keys and values.
+    documents: whether no token sees another document; where `context.positions` is 0, one starts.
+    relations: whether it adds the vectors of `context.relation` to keys and values.
     """
 
-    full_after: int | None = None
+    max_state_tokens: int | None = None
     prefix: int = 0
     kernel: str = "eager"
     int8_state: ClassVar[bool] = False
@@ -39,8 +39,8 @@ class Mixer(nn.Module, ABC):
     relations: ClassVar[bool] = False
 
     @abstractmethod
-    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
-        """Mix tokens `x (B, T, D)` at `layout.positions`, which follow those in `state`; updates `state` in place."""
+    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
+        """Mix tokens `x (B, T, D)` at `context.positions`, which follow those in `state`; updates `state` in place."""
 
     @abstractmethod
     def flops_per_token(self, seq_len: int) -> float:
@@ -50,7 +50,7 @@ class Mixer(nn.Module, ABC):
         """The same with every key counted for every query, as kernels may compute it; default: `flops_per_token`."""
         return self.flops_per_token(seq_len)
 
-    def use(self, position: Position) -> None:
+    def bind_position(self, position: Position) -> None:
         """Called when the model is built, with the position encoding of the layer.
 
         Raises ValueError for one whose vectors the mixer would leave out.
@@ -58,13 +58,13 @@ class Mixer(nn.Module, ABC):
         if has_relation(position) and not self.relations:
             raise ValueError(
                 f"attention={class_name(self)}: adds no vectors to keys and values, as position=shaw needs; choose "
-                f"rope or none, or have it add those of `layout.relation`, and say so with `relations = True`"
+                f"rope or none, or have it add those of `context.relation`, and say so with `relations = True`"
             )
 
-    def follow(self, first: "Mixer") -> None:
+    def bind_first_layer(self, first: "Mixer") -> None:
         """Called when the model is built, with the first layer's mixer, by those of later layers; default: nothing.
 
-        What a later layer takes of it goes by `Layout.shared`. Raises ValueError for a mixer that has no such thing.
+        What a later layer takes of it goes by `context.shared`. Raises ValueError for a mixer that has no such thing.
         """
 
     def active_params(self) -> int:

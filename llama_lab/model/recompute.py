@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .attention_context import AttentionContext
 from .cost import cost_units, flops_per_token
 from .decoder import Decoder
-from .layout import Layout
 from .state import State
 
-Forward = Callable[[Tensor, Layout, State | None], Tensor]
+Forward = Callable[[Tensor, AttentionContext, State | None], Tensor]
 
 PARTS: dict[str, Callable[[Decoder], list[nn.Module]]] = {
     "none": lambda model: [],
@@ -35,15 +35,15 @@ def recompute(model: Decoder, parts: str) -> None:
         part.forward = partial(recomputed, part.forward)
 
 
-def recomputed(forward: Forward, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+def recomputed(forward: Forward, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
     """The output of `forward`, which runs again in the backward pass; without gradients or with a state, it does not.
 
-    Only `x (B, T, D)` is kept, and what `layout` already holds.
+    Only `x (B, T, D)` is kept, and what `context` already holds.
     """
     if state is not None or not torch.is_grad_enabled():
-        return forward(x, layout, state)
+        return forward(x, context, state)
     # Each time with masks of its own: one that is kept from the first time would not be made again the second time.
-    return checkpoint(lambda x: forward(x, layout.unshared(), None), x, use_reentrant=False)  # type: ignore[no-any-return]
+    return checkpoint(lambda x: forward(x, context.unshared(), None), x, use_reentrant=False)  # type: ignore[no-any-return]
 
 
 def recomputed_flops(model: Decoder, parts: str) -> float:

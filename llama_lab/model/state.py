@@ -34,7 +34,7 @@ class DecoderState:
     """The states of all layers, and the number of tokens of each sequence.
 
     lengths: int64 `(B,)` on the CPU, so that reading them never waits for a GPU.
-    starts: places at which the present documents start, int64 `(B,)` on the model's device; see `Layout`.
+    starts: where the present documents start, int64 `(B,)` on the model's device; see `AttentionContext`.
     context: number of tokens per sequence that fit. A state that `slides` accepts any number.
     """
 
@@ -78,25 +78,26 @@ class DecoderState:
 class Lookup:
     """Where a layer with `slots` slots writes new tokens, and which keys these see.
 
-    The tokens are at `places (B, T)`, or `(1, T)` if all sequences are equally long, and no sequence had more than
-    `longest` tokens before.
+    The tokens are at `cache_positions (B, T)`, or `(1, T)` if all sequences are equally long, and no sequence had more
+    than `longest` tokens before.
 
     written: slots of the last new tokens, `(B, min(T, S))` or `(1, ...)`.
     filled: number of leading slots that are read: those in use by any sequence.
     in_place: whether new tokens are written before slots are read. Otherwise slots are read first, since writing to a
         ring would overwrite keys that the first new tokens still see.
-    key_places: of the keys that are read, `(B, Tk)` or `(1, Tk)`; negative for empty slots.
+    key_positions: of the keys that are read, `(B, Tk)` or `(1, Tk)`; negative for empty slots.
     """
 
-    def __init__(self, places: Tensor, slots: int, longest: int) -> None:
-        T = places.shape[1]
-        self.written = places[:, -slots:] % slots
+    def __init__(self, cache_positions: Tensor, slots: int, longest: int) -> None:
+        T = cache_positions.shape[1]
+        self.written = cache_positions[:, -slots:] % slots
         self.in_place = T == 1 or longest + T <= slots
         self.filled = min(longest + T if self.in_place else longest, slots)
-        last = places[:, -1:] if self.in_place else places[:, :1] - 1  # the last in the slots when they are read
-        self.key_places = last - (last - torch.arange(self.filled, device=places.device)) % slots
+        # the last in the slots when they are read
+        last = cache_positions[:, -1:] if self.in_place else cache_positions[:, :1] - 1
+        self.key_positions = last - (last - torch.arange(self.filled, device=cache_positions.device)) % slots
         if not self.in_place:
-            self.key_places = torch.cat((self.key_places, places), 1)
+            self.key_positions = torch.cat((self.key_positions, cache_positions), 1)
 
 
 class LayerCache(State):
@@ -111,7 +112,7 @@ class LayerCache(State):
         return self.tensors[0].shape[2]
 
     def update(self, keys: Tensor, values: Tensor, lookup: Lookup) -> tuple[Tensor, Tensor]:
-        """Write `keys, values (B, Hkv, T, Dh)`; return those at `lookup.key_places`, `(B, Hkv, Tk, Dh)`."""
+        """Write `keys, values (B, Hkv, T, Dh)`; return those at `lookup.key_positions`, `(B, Hkv, Tk, Dh)`."""
         dtype = self.tensors[0].dtype
         if dtype == torch.int8:
             seen = self.write([*quantise(keys), *quantise(values)], lookup)
@@ -120,7 +121,7 @@ class LayerCache(State):
         return seen[0], seen[1]
 
     def write(self, new: list[Tensor], lookup: Lookup) -> list[Tensor]:
-        """Write `new`, `(B, Hkv, T, ...)` for each tensor; return those at `lookup.key_places`, `(B, Hkv, Tk, ...)`."""
+        """Write `new`, `(B, Hkv, T, ...)` per tensor; return those at `lookup.key_positions`, `(B, Hkv, Tk, ...)`."""
         seen = [tensor[:, :, : lookup.filled] for tensor in self.tensors]  # views, so they show what is written below
         if not lookup.in_place:
             seen = [torch.cat(pair, 2) for pair in zip(seen, new, strict=True)]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .attention_context import AttentionContext, for_heads
 from .init import check_positive
-from .layout import Layout, for_heads
 
 Temperature = Callable[[Tensor], Tensor]
 
@@ -62,8 +62,8 @@ class StepTemperature:
         return 1 + self.scale * torch.log(1 + torch.floor((positions.float() + self.offset) / self.step))
 
 
-def apply_temperature(query: Tensor, temperature: Temperature | None, layout: Layout) -> Tensor:
+def apply_temperature(query: Tensor, temperature: Temperature | None, context: AttentionContext) -> Tensor:
     """Queries `(B, H, T, Dh)`, multiplied by the factors of their positions if there are any."""
     if temperature is None:
         return query
-    return (query * temperature(for_heads(layout.positions, 1))[..., None]).type_as(query)
+    return (query * temperature(for_heads(context.positions, 1))[..., None]).type_as(query)

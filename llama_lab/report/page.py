@@ -227,7 +227,8 @@ def _scaling(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
         return
     looks = option_styles(result)
     points = partial(found["scaling"].cells, "Size", "Tokens per parameter")
-    lines = "" if result.scaling.lacking else " Lines: the law along the sizes of each budget, with its 95% interval."
+    fitted = not result.scaling.not_fittable
+    lines = " Lines: the law along the sizes of each budget, with its 95% interval." * fitted
     caption = f"Points: mean over seeds, with its 95% interval.{lines}"
     yield Chart(compute.losses(result), _alt("Loss over compute", points("Loss")), caption, looks, wide=True)
     if any(option.gains for option in result.scaling.options):
@@ -237,7 +238,7 @@ def _scaling(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
             "With 95% intervals, where the reference reached such a loss."
         )
         yield Chart(compute.gains(result), _alt("Compute-equivalent gain", points("Gain")), caption, looks, wide=True)
-    if not result.scaling.lacking:
+    if fitted:
         caption = "By the law, within the tokens of the study. Rings: the best size for that compute. 95% intervals."
         yield Chart(
             compute.iso_flop(result),

@@ -23,7 +23,7 @@ from llama_lab.analysis.result import (
 )
 from llama_lab.analysis.scaling_law import Scaled
 from llama_lab.analysis.statistics import Estimate, term_name
-from llama_lab.config.grammar import written
+from llama_lab.config.grammar import to_override
 from llama_lab.runs.stored import UNITS
 from llama_lab.util import formatting as fmt
 
@@ -449,7 +449,7 @@ def _environment(result: Result) -> Table:
 def _settings(result: Result) -> Table:
     head = ["Arm", "Compared with", "Setting", "There", "Here"]
     rows = [
-        [arm.name, arm.arm.previous or result.study.baseline, key, written(theirs), written(own)]
+        [arm.name, arm.arm.previous or result.study.baseline, key, to_override(theirs), to_override(own)]
         for arm in result.arms
         for key, (theirs, own) in arm.difference.items()
     ]

@@ -11,17 +11,17 @@ import torch
 from llama_lab.config.grammar import typed_command
 from llama_lab.util.version import __version__
 
-from .stored import Environment, Facts, Git
+from .stored import Environment, Git, RunMetadata
 
 CPUINFO = Path("/proc/cpuinfo")
 RUNS_AT_ONCE = "LLAMA_LAB_RUNS_AT_ONCE"  # variable that a launcher sets: how many runs may share the run's device
 LIBRARIES = ("lightning", "hydra-core", "numpy", "tokenizers", "datasets", "wandb")
 
 
-def environment(facts: Facts) -> Environment:
-    """The environment of a run with these facts, in this process; the command is that of its launcher, if any."""
+def environment(metadata: RunMetadata) -> Environment:
+    """The environment of a run in this process; the command is that of its launcher, if any."""
     return Environment(
-        **vars(facts),
+        **vars(metadata),
         command=typed_command(),
         python=platform.python_version(),
         versions={"llama-lab": __version__, "torch": torch.__version__} | {name: version(name) for name in LIBRARIES},

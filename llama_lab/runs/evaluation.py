@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from .json_file import Stored
+from .json_file import JsonRecord
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class TaskScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation(Stored):
+class Evaluation(JsonRecord):
     """The results after `step` steps, and where they were measured; parts that were not asked for are empty.
 
     metrics: `val/loss`, `val/perplexity`, `val/bits_per_byte`, `val_tokens`; `val/accuracy` of a

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Stored:
+class JsonRecord:
     """A dataclass that a run keeps in the JSON file `FILE` of its folder.
 
     A key is the name of a field, except that the field `metrics` is not nested: it takes every number that no field is
@@ -57,7 +57,7 @@ def _with_flat_metrics(items: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def from_json(kind: type[T], content: Any) -> T:
-    """An instance of a dataclass from what `json.loads` or `yaml.safe_load` returns; see `Stored`.
+    """An instance of a dataclass from what `json.loads` or `yaml.safe_load` returns; see `JsonRecord`.
 
     Raises ValueError or TypeError if it is no object, lacks a field without a default, or has one of another type.
     """

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Self
 from llama_lab.util.errors import ConfigError
 from llama_lab.util.formatting import percent
 
-from .json_file import Stored
+from .json_file import JsonRecord
 
 StatusName = Literal["running", "interrupted", "pruned", "done", "diverged", "failed"]
 NATS = "nats per token"
@@ -122,7 +122,7 @@ def is_ours(name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Status(Stored):
+class Status(JsonRecord):
     """The status of a run, and the reason in one line."""
 
     FILE: ClassVar[str] = "status.json"
@@ -156,7 +156,7 @@ def compared(default: Any, consequence: str | dict[str, str] = "", name: str = "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts(Stored):
+class RunMetadata(JsonRecord):
     """The facts of a run before it trains.
 
     label: what people call the arm, see `short_name`. choices: the option of each config group. devices: of all nodes.
@@ -199,7 +199,7 @@ FATES = {"taken": "taken", "pooled": "pooled", "rows": "first rows taken", "anew
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarmStart(Stored):
+class WarmStart(JsonRecord):
     """The weights that a run started from, and what became of them.
 
     source: the folder they were read from. hash: of all of them. share: of the run's parameters that came from there.
@@ -227,7 +227,7 @@ class WarmStart(Stored):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summary(Facts):
+class Summary(RunMetadata):
     """A finished run: its facts, and in `metrics` its costs and the last value of every metric.
 
     rows: the checksum of the rows of metrics.csv.
@@ -247,7 +247,7 @@ class Git:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Environment(Facts):
+class Environment(RunMetadata):
     """A run's facts, and what its last session ran on; `earlier_sessions`: the same of those that it went on from.
 
     git: None outside a checkout. runs_at_once: how many runs may have trained on its device at a time. tf32: whether
@@ -271,7 +271,7 @@ class Environment(Facts):
 
     @classmethod
     def load(cls, folder: Path, needs: Collection[str] = ()) -> Self:
-        """Read the file, see `Stored`. Raises ConfigError for a run of a version before 0.4, too."""
+        """Read the file, see `JsonRecord`. Raises ConfigError for a run of a version before 0.4, too."""
         stored = super().load(folder, needs)
         version = stored.versions.get("llama-lab", "before 0.4")
         if re.match(r"before|0\.[0-3]\b", version):

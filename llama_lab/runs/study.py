@@ -10,7 +10,7 @@ from llama_lab.config.trust import read_settings
 from llama_lab.util.errors import ConfigError, first_line
 
 from .folder import write_yaml
-from .json_file import Stored, from_json
+from .json_file import JsonRecord, from_json
 
 FILE = "study.yaml"
 SUMMARY = "summary.csv"  # of a report
@@ -208,7 +208,7 @@ class ArmSpeed:
 
 
 @dataclass(frozen=True)
-class StudySpeed(Stored):
+class StudySpeed(JsonRecord):
     """The speeds of a study's arms, and the hardware and software that they were measured with."""
 
     FILE: ClassVar[str] = "speed.json"

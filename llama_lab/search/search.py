@@ -19,7 +19,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 from optuna.trial import Trial, TrialState
 
-from llama_lab.config.grammar import override_key, typed_flags, written
+from llama_lab.config.grammar import override_key, to_override, typed_flags
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.config.schema import CHANGEABLE, KEYS, WORDS, belongs, declared_kinds, is_kind
 from llama_lab.launching.launch import LAUNCHING, composed_run
@@ -55,7 +55,7 @@ def search(cfg: DictConfig, context: HydraContext, task_function: TaskFunction, 
     search_arm = arm_name(["name=", *fixed, *(one.argument for one in space)])
     name = folder_name("name", cfg.name, f"search-{search_arm}")
     if cfg.name is None:
-        fixed.append(f"name={written(name)}")
+        fixed.append(f"name={to_override(name)}")
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task_function, config=cfg)
     folder = Path(cfg.runs_dir) / name
     check_no_file(folder, cfg.runs_dir)

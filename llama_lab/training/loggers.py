@@ -22,7 +22,7 @@ from llama_lab.runs.stored import (
     FINAL,
     QUANTITIES,
     Environment,
-    Facts,
+    RunMetadata,
     Status,
     Summary,
     layer_metric,
@@ -239,7 +239,7 @@ def run_tags(run: Run) -> list[str]:
 
 
 @contextmanager
-def open_loggers(run: Run, checkpoint: Path | None, facts: Facts) -> Iterator[list[MetricsLogger]]:
+def open_loggers(run: Run, checkpoint: Path | None, metadata: RunMetadata) -> Iterator[list[MetricsLogger]]:
     """metrics.csv first, and the dashboards of the config, continued from the `checkpoint`; none on ranks other than 0.
 
     At the end of the context, they learn how the run has ended.
@@ -249,9 +249,9 @@ def open_loggers(run: Run, checkpoint: Path | None, facts: Facts) -> Iterator[li
         return
     settings, title, folder = run.cfg.logger, run.title, run.folder
     telemetry = run.cfg.train.telemetry
-    table = MetricsCSV(folder.metrics, [*facts.epochs], run.cfg.model.n_layers if telemetry else 0)
+    table = MetricsCSV(folder.metrics, [*metadata.epochs], run.cfg.model.n_layers if telemetry else 0)
     history = table.forget_after(load_checkpoint(checkpoint, list)["metrics"] if checkpoint else NO_ROWS)
-    config: dict[str, Any] = {**OmegaConf.to_container(run.cfg, resolve=True), **facts.to_json()}  # type: ignore[dict-item]
+    config: dict[str, Any] = {**OmegaConf.to_container(run.cfg, resolve=True), **metadata.to_json()}  # type: ignore[dict-item]
     loggers: list[MetricsLogger] = [table]
     with ExitStack() as ends:
         if settings.tensorboard:

@@ -98,7 +98,7 @@ class LanguageModel(L.LightningModule):
 
     def loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss of a micro-batch in nats per token, and the objective: the same plus the z-loss."""
-        targets = self.model.predictable(targets)
+        targets = self.model.mask_prefix_targets(targets)
         nll, objective = self.model.loss(inputs, targets, self.z_loss)
         predicted = (targets != IGNORE).sum()
         return nll / predicted, objective / predicted
@@ -111,7 +111,7 @@ class LanguageModel(L.LightningModule):
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int, dataloader_idx: int = 0) -> None:
         """Add a batch to the sums of this rank, for the part of a mixture with this index."""
-        inputs, targets = batch[0], self.model.predictable(batch[1])
+        inputs, targets = batch[0], self.model.mask_prefix_targets(batch[1])
         # Eager, since the last batch is smaller, and compiling for it would take longer than it saves.
         with torch.compiler.set_stance("force_eager"):
             if self.with_accuracy:

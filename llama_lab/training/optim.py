@@ -93,7 +93,7 @@ def muon(
         )
         parts.append(orthogonal)
     parts.append(AdamW([g for g in rest if g["params"]], lr=lr, betas=(beta1, beta2), eps=eps, fused=True))
-    return Joint(parts)
+    return CombinedOptimizer(parts)
 
 
 def check(**settings: Any) -> None:
@@ -135,7 +135,7 @@ class Lion(Optimizer):
         return loss
 
 
-class Joint(Optimizer):
+class CombinedOptimizer(Optimizer):
     """Several optimizers, of different parameters, as one."""
 
     def __init__(self, parts: list[Optimizer]) -> None:

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from llama_lab.config.components import check_idle
-from llama_lab.config.grammar import override_key, settled_keys, shown
+from llama_lab.config.grammar import format_value, override_key, settled_keys
 from llama_lab.config.layers import unchanged
 from llama_lab.config.schema import KEYS, UNNAMED, belongs, check_kinds, default_settings, groups
 from llama_lab.util.errors import ConfigError
@@ -85,7 +85,7 @@ def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
     for key, (mode, what) in OF_MODES.items():
         if not cfg[mode] and cfg[key] != defaults[key]:
             raise ConfigError(f"{key}={cfg[key]}: is for {what}, or leave it out")
-    asked = [f"{mode}={shown(cfg[mode])}" for mode in ("draw", "estimate", "measure") if cfg[mode]]
+    asked = [f"{mode}={format_value(cfg[mode])}" for mode in ("draw", "estimate", "measure") if cfg[mode]]
     if len(asked) > 1:
         raise ConfigError(f"{asked[0]}: {asked[1]} does something else; give one of them")
 

@@ -1,4 +1,4 @@
-"""What a run records beside metrics and checkpoints: facts before it trains; at the end a sample, losses, a summary."""
+"""What a run records beside metrics and checkpoints: metadata before it trains, then a sample, losses, a summary."""
 
 import torch
 
@@ -12,7 +12,7 @@ from llama_lab.model.cost import cost_metrics
 from llama_lab.runs.checkpoint import before, consolidate, load_checkpoint, model_weights
 from llama_lab.runs.folder import SAMPLE
 from llama_lab.runs.metrics import described, read_cells, with_numbers
-from llama_lab.runs.stored import Facts, Summary, WarmStart
+from llama_lab.runs.stored import RunMetadata, Summary, WarmStart
 from llama_lab.util.files import discard, replace_text
 
 from .loggers import log_hparams
@@ -20,10 +20,10 @@ from .monitor import Monitor
 from .run import Run
 
 
-def run_facts(run: Run, dataset: Dataset, model: Decoder, cost: Cost, start: WarmStart | None = None) -> Facts:
-    """The facts of a run that is about to train `model`."""
+def run_metadata(run: Run, dataset: Dataset, model: Decoder, cost: Cost, start: WarmStart | None = None) -> RunMetadata:
+    """The metadata of a run that is about to train `model`."""
     first_window = torch.from_numpy(dataset.val_windows(model.max_seq_len)[0][0])
-    return Facts(
+    return RunMetadata(
         name=run.name,
         arm=run.arm,
         label=run.label,
@@ -60,7 +60,9 @@ def token_to_position_ratio(model: Decoder, tokens: torch.Tensor) -> float | Non
     return float(x.norm() / added.norm()) if added.any() else None
 
 
-def finish(run: Run, model: Decoder, dataset: Dataset, prompt: list[int], facts: Facts, monitor: Monitor) -> None:
+def finish(
+    run: Run, model: Decoder, dataset: Dataset, prompt: list[int], metadata: RunMetadata, monitor: Monitor
+) -> None:
     """Write everything that a finished run has beyond a trained one, on the first device; a kill repeats it."""
     cfg, folder = run.cfg, run.folder
     consolidate(folder.checkpoint)
@@ -75,13 +77,13 @@ def finish(run: Run, model: Decoder, dataset: Dataset, prompt: list[int], facts:
     replace_text(folder.path / SAMPLE, sample)
     if cfg.train.eval_lengths:
         evaluation(cfg, dataset, model, run.hardware, run.steps, cfg.train.eval_lengths).save(folder.path)
-    rows, metrics = read_cells(folder.metrics), dict(facts.metrics)
+    rows, metrics = read_cells(folder.metrics), dict(metadata.metrics)
     for row in with_numbers(rows):
         metrics |= row  # so that the last value of each stays
     metrics |= monitor.speed_metrics(monitor.speed.overall, run.hardware.world_size)
     if run.compiled and monitor.warm_up_seconds is not None:
         metrics["perf/compile_seconds"] = monitor.warm_up_seconds
-    summary = Summary(**vars(facts) | {"metrics": metrics}, rows=described(rows)["checksum"])
+    summary = Summary(**vars(metadata) | {"metrics": metrics}, rows=described(rows)["checksum"])
     summary.save(folder.path)
     if cfg.logger.tensorboard:
         log_hparams(folder.path, cfg.optim.get("lr"), summary)

@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from llama_lab.devices.performance import synchronize
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention, attention_scores
-from llama_lab.model.layout import Layout
+from llama_lab.model.attention_context import AttentionContext
 from llama_lab.runs.stored import PARTS, layer_metric
 
 from .module import LanguageModel
@@ -151,8 +151,8 @@ def watched(model: Decoder, means: Readings, maxima: Readings) -> Iterator[None]
         maxima[layer_metric(f"{part}_activation_max", layer)] = output.abs().max().float()
 
     def read_scores(layer: int, mixer: GroupedQueryAttention, *args: Any) -> Tensor:
-        query, key, _, layout, _ = args
-        entropy, largest = score_statistics(query, key, layout, mixer)
+        query, key, _, context, _ = args
+        entropy, largest = score_statistics(query, key, context, mixer)
         means[layer_metric("attention_entropy", layer)] = entropy
         maxima[layer_metric("attention_logit_max", layer)] = largest
         return type(mixer).attend(mixer, *args)
@@ -168,7 +168,9 @@ def watched(model: Decoder, means: Readings, maxima: Readings) -> Iterator[None]
         yield
 
 
-def score_statistics(query: Tensor, key: Tensor, layout: Layout, mixer: GroupedQueryAttention) -> tuple[Tensor, Tensor]:
+def score_statistics(
+    query: Tensor, key: Tensor, context: AttentionContext, mixer: GroupedQueryAttention
+) -> tuple[Tensor, Tensor]:
     """The mean entropy of attention, in nats, and the largest score that enters its softmax, sinks included.
 
     `query (B, H, T, Dh)`, `key (B, Hkv, T, Dh)`; the mean is over sequences, heads and queries. A few queries at a
@@ -181,9 +183,9 @@ def score_statistics(query: Tensor, key: Tensor, layout: Layout, mixer: GroupedQ
         key = key.float()
         for start in range(0, T, rows):
             part = slice(start, start + rows)
-            starts = None if layout.starts is None else layout.starts[..., part]
-            own = Layout(layout.position, layout.places[..., part], starts=starts)
-            mask, relation, keys = own.mask_of(mixer.mask, layout.places), own.relation(layout.places), key
+            before, starts = context.cache_positions, None if context.starts is None else context.starts[..., part]
+            own = AttentionContext(context.position, before[..., part], starts=starts)
+            mask, relation, keys = own.mask_of(mixer.mask, before), own.relation(before), key
             if mixer.sinks is not None:
                 keys, _, mask = mixer.sinks(key, key, mask)
             scores = attention_scores(query[:, :, part].float(), keys, mask, mixer.softcap, mixer.scale, relation)

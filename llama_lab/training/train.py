@@ -23,7 +23,7 @@ from llama_lab.runs.checkpoint import existing
 from llama_lab.runs.environment import environment
 from llama_lab.runs.folder import RESOLVED, TOKENIZER, locked
 from llama_lab.runs.metrics import read_metrics
-from llama_lab.runs.stored import PROGRESS, Facts, WarmStart
+from llama_lab.runs.stored import PROGRESS, RunMetadata, WarmStart
 from llama_lab.util.display import open_display
 from llama_lab.util.formatting import conjoin
 
@@ -34,7 +34,7 @@ from .loggers import MetricsLogger, open_loggers
 from .model_check import check_components, check_memory
 from .module import LanguageModel
 from .monitor import Monitor, TrainerLogger
-from .recording import finish, run_facts
+from .recording import finish, run_metadata
 from .run import Run
 from .schedule import steps_alike
 from .stop import EndedError, Outcome, StopRequest
@@ -62,22 +62,22 @@ def train(
         if cfg.trainer.compile == "auto":
             run = run.with_compile(decide(run.flops(cost), run.hardware))
         module = build_module(run, model, dataset.bytes_per_token)
-        facts = run_facts(run, dataset, model, cost, start)
-        if facts.epochs:
-            read = (f"{name} {n:.2g} times{', so repeats it' * (n > 1)}" for name, n in facts.epochs.items())
+        metadata = run_metadata(run, dataset, model, cost, start)
+        if metadata.epochs:
+            read = (f"{name} {n:.2g} times{', so repeats it' * (n > 1)}" for name, n in metadata.epochs.items())
             display.print_line(f"data.mix: reads {conjoin([*read])}")
         peak = peak_flops(run.hardware.device_name, run.hardware.precision)
-        monitor = Monitor(cfg.train.log_every, run.tokens_per_step, cost, peak, display, parts=facts.epochs)
-        with session(run, facts, dataset.tokenizer) as checkpoint:
+        monitor = Monitor(cfg.train.log_every, run.tokens_per_step, cost, peak, display, parts=metadata.epochs)
+        with session(run, metadata, dataset.tokenizer) as checkpoint:
             if start and is_first and not checkpoint:
                 start.save(run.folder.path)
                 for line in start.describe():
                     display.print_line(line)
             check_components(cfg, run.hardware)
-            with open_loggers(run, checkpoint, facts) as loggers:
+            with open_loggers(run, checkpoint, metadata) as loggers:
                 outcome = fit(run, module, data, monitor, checkpoint, loggers, callbacks)
                 if outcome == "done" and is_first:
-                    finish(run, model, dataset, prompt, facts, monitor)
+                    finish(run, model, dataset, prompt, metadata, monitor)
     return outcome
 
 
@@ -94,7 +94,7 @@ def new_model(run: Run, dataset: Dataset) -> Decoder:
 
 
 @contextmanager
-def session(run: Run, facts: Facts, tokenizer: TextTokenizer) -> Iterator[Path | None]:
+def session(run: Run, metadata: RunMetadata, tokenizer: TextTokenizer) -> Iterator[Path | None]:
     """Lock a run's folder while it trains, and record how that ends; yields the checkpoint to resume from, if any.
 
     Other ranks only check whether there is one: rank 0 alone reads the checkpoints and chooses, and `load_checkpoint`
@@ -105,7 +105,7 @@ def session(run: Run, facts: Facts, tokenizer: TextTokenizer) -> Iterator[Path |
         yield next(iter(existing(run.folder.checkpoint)), None) if goes_on else None
         return
     with locked(run.folder.path):
-        checkpoint = run.folder.begin(run.cfg, run.overrides, environment(facts))
+        checkpoint = run.folder.begin(run.cfg, run.overrides, environment(metadata))
         tokenizer.save(run.folder.path / TOKENIZER)
         try:
             yield checkpoint

@@ -13,7 +13,7 @@ from llama_lab.analysis.environments import TITLES
 from llama_lab.analysis.settings import FREE, TOKENS, different_settings, unequal_settings
 from llama_lab.config import CONF_DIR
 from llama_lab.config.schema import belongs, groups, keys_of, option_file, options
-from llama_lab.runs.stored import COLUMNS, OF_THE_RUN, SIZES, Environment, Facts, layer_metrics
+from llama_lab.runs.stored import COLUMNS, OF_THE_RUN, SIZES, Environment, RunMetadata, layer_metrics
 from tests.analysis.synthetic import FACTS, change_metrics, plant_config, plant_facts, run_folder, write_study
 
 FAULTS: dict[str, Any] = {
@@ -74,7 +74,7 @@ def test_a_fact_of_the_summary_that_the_environment_denies_is_named(tmp_path: Pa
     result = analyse(study, tmp_path)
     file = run_folder(tmp_path, study, "rmsnorm", 2) / "summary.json"
     whole = json.loads(file.read_text())
-    for fact in (fact for fact in fields(Facts) if fact.name != "metrics"):  # these are recomputed
+    for fact in (fact for fact in fields(RunMetadata) if fact.name != "metrics"):  # these are recomputed
         file.write_text(json.dumps(whole | fault_of(fact)))
         found = warnings(result)
         assert "summary.json and environment.json state other facts: rmsnorm/seed=2." in found, fact.name

@@ -73,7 +73,7 @@ def test_an_arm_with_a_diverged_run_gives_no_point(arms: list[ArmResult]) -> Non
     diverged = replace(arms[0], records=(replace(first, status="diverged"), *others))
     found = scaled([diverged, *arms[1:]], "val/loss")
     assert len(found.options[0].points) == 11
-    assert found.lacking == "relu has 11 points of 4 sizes and 3 budgets, where a law needs 4 by 3"
+    assert found.not_fittable == "relu has 11 points of 4 sizes and 3 budgets, where a law needs 4 by 3"
 
 
 def test_the_verdict_states_the_gain_also_in_time_and_its_trend(arms: list[ArmResult]) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.optimize import curve_fit, least_squares
 
-from llama_lab.analysis.scaling_law import HUBER, Point, Scaling, fit_gains, fit_law, lacking, scale
+from llama_lab.analysis.scaling_law import HUBER, Point, Scaling, fit_gains, fit_law, reason_not_fittable, scale
 from tests.analysis.simulate_scaling import CONDITIONS, LAW, Condition, coverage, draw, true_gain
 
 NOISELESS = Condition("no noise", noise=1e-7)
@@ -118,9 +118,9 @@ def test_a_point_without_common_seeds_does_not_count() -> None:
 
 def test_fewer_than_four_sizes_by_three_budgets_are_no_fit() -> None:
     reference, option = points(CONDITIONS[0])
-    assert lacking(reference) == ""
+    assert reason_not_fittable(reference) == ""
     for few in (reference[:9], [point for point in reference if point.budget < 20], reference[1:]):
-        assert lacking(few).endswith("where a law needs 4 by 3")
+        assert reason_not_fittable(few).endswith("where a law needs 4 by 3")
     found = scale({"relu": reference, "swiglu": option[:4]})
     assert found == Scaling(found.options, "swiglu has 4 points of 2 sizes and 3 budgets, where a law needs 4 by 3")
     assert all(option.law is None and option.gains is None for option in found.options)
@@ -130,9 +130,9 @@ def test_an_option_that_lacks_a_point_hides_no_law_of_the_others() -> None:
     reference, option = points(CONDITIONS[0])
     whole = scale({"relu": reference, "swiglu": option})
     found = scale({"relu": reference, "gelu": option[1:], "swiglu": option})
-    assert found.lacking == ""
+    assert found.not_fittable == ""
     assert [bool(one.law) for one in found.options] == [True, False, True]
-    assert found.options[1].lacking == "11 points of 4 sizes and 3 budgets, where a law needs 4 by 3"
+    assert found.options[1].not_fittable == "11 points of 4 sizes and 3 budgets, where a law needs 4 by 3"
     assert repr(found.options[2].gains) == repr(whole.options[1].gains), (
         "what cannot be fitted is no part of the family"
     )

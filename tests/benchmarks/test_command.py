@@ -65,7 +65,7 @@ def test_peers_prints_and_writes_all_sides(run: Run, tmp_path: Path, capsys: pyt
     run("peers", "--preset", "tiny", "--rounds", "2")
     assert "round 2 of 2" in capsys.readouterr().out
     found = pd.read_csv(tmp_path / "bench" / "peers.csv")
-    assert list(found.side) == ["ours", "ours, memory kept", "transformers", "x-transformers"]
+    assert list(found.contender) == ["ours", "ours, memory kept", "transformers", "x-transformers"]
     assert (found.last_loss < found.first_loss).all()
     assert found.precision.unique() == ["float32"]
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.contenders import CONTENDERS, Ours, Spec, batches, begin
 from benchmarks.peers import CEILING, KEEP, PRESETS, compared, train_flops
 from benchmarks.processes import process
-from benchmarks.sides import SIDES, Ours, Spec, batches, begin
 from llama_lab.devices.performance import libc
 
 SPEC = Spec(PRESETS["tiny"].overrides)
@@ -22,7 +22,7 @@ TEXT = replace(SPEC, prompt=4, new_tokens=8)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_transformers_has_as_many_parameters_as_ours_and_x_transformers_only_its_bias_more(preset: str) -> None:
     spec = Spec(PRESETS[preset].overrides)
-    ours, transformers, x_transformers = (begin(side, spec) for side in SIDES)
+    ours, transformers, x_transformers = (begin(contender, spec) for contender in CONTENDERS)
     assert transformers == ours
     assert x_transformers == ours + 2 * spec.config.model.hidden_dim * spec.config.model.n_layers
 
@@ -45,10 +45,10 @@ def test_all_sides_read_the_same_tokens_of_a_law_that_can_be_learnt() -> None:
     assert counts[0] > counts[32:].max() > 0
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("contender", CONTENDERS)
 @pytest.mark.parametrize("bf16", [False, True])
-def test_every_side_starts_at_the_loss_of_guessing_and_learns(side: str, bf16: bool) -> None:
-    seconds, losses = SIDES[side](replace(SPEC, bf16=bf16)).train(40)
+def test_every_side_starts_at_the_loss_of_guessing_and_learns(contender: str, bf16: bool) -> None:
+    seconds, losses = CONTENDERS[contender](replace(SPEC, bf16=bf16)).train(40)
     assert seconds > 0
     assert losses[0] == pytest.approx(torch.tensor(64).log().item(), abs=0.05)
     assert losses[-1] < losses[0] - 0.3
@@ -67,10 +67,10 @@ def test_our_side_takes_the_very_steps_of_a_bare_loop() -> None:
     assert ours.train(2)[1] + ours.train(1)[1] == pytest.approx(losses, rel=1e-5)
 
 
-@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("contender", CONTENDERS)
 @pytest.mark.parametrize("bf16", [False, True])
-def test_every_side_makes_a_whole_text(side: str, bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    at_work = SIDES[side](replace(TEXT, bf16=bf16))
+def test_every_side_makes_a_whole_text(contender: str, bf16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work = CONTENDERS[contender](replace(TEXT, bf16=bf16))
     assert at_work.decode(2)[0] > 0
     monkeypatch.setattr(at_work, "generate", lambda prompt, new_tokens: new_tokens - 1)
     with pytest.raises(RuntimeError, match="ended after 7 tokens"):

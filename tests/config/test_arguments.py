@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from llama_lab.cli import eval_command, train_command
-from llama_lab.config.grammar import quote_argument, to_hydra, written
+from llama_lab.config.grammar import quote_argument, to_hydra, to_override
 from llama_lab.util.errors import ConfigError
 from tests.conftest import Command
 
@@ -48,7 +48,7 @@ def test_a_list_of_paths_needs_none_either(typed: str, files: object) -> None:
     "value", ["climb", "it's", 'a "b"', "", "null", "2024", "a,b", 3, 1e-5, True, None, ["a", ""], {"a": ["1", 1]}]
 )
 def test_a_value_in_hydra_s_grammar_is_read_as_it_was(value: object) -> None:
-    assert read(f"+extra={written(value)}") == value
+    assert read(f"+extra={to_override(value)}") == value
 
 
 def test_the_home_folder_is_what_the_shell_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,16 +112,16 @@ class Scaled(PreNorm):
     def reset_parameters(self) -> None:
         nn.init.ones_(self.gain)
 
-    def forward(self, x: Tensor, layout: Any, state: Any = None) -> Tensor:
-        x = 2.0 * x + self.attend(self.attention_norm(x), layout, state)
+    def forward(self, x: Tensor, context: Any, state: Any = None) -> Tensor:
+        x = 2.0 * x + self.attend(self.attention_norm(x), context, state)
         return x + self.gain * self.feed(self.ffn_norm(x))
 
 
 class Deciding(PreNorm):
     """A user's block that no tracer can follow."""
 
-    def forward(self, x: Tensor, layout: Any, state: Any = None) -> Tensor:
-        return super().forward(x, layout, state) if x.sum() > 0 else x
+    def forward(self, x: Tensor, context: Any, state: Any = None) -> Tensor:
+        return super().forward(x, context, state) if x.sum() > 0 else x
 
 
 class Averaging(Mixer):
@@ -131,7 +131,7 @@ class Averaging(Mixer):
         super().__init__()
         self.value = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, layout: Any, state: Any = None) -> Tensor:
+    def forward(self, x: Tensor, context: Any, state: Any = None) -> Tensor:
         return self.value(x).cumsum(1)  # type: ignore[no-any-return]
 
     def flops_per_token(self, seq_len: int) -> float:

@@ -36,9 +36,9 @@ def prefixed(trained: Callable[..., Path]) -> Path:
     return trained(f"model.attention.prefix={PREFIX}", "train.eval_lengths=[2]")
 
 
-def document_nll(model: Decoder, inputs: Tensor, targets: Tensor, border: int) -> Tensor:
+def document_nll(model: Decoder, inputs: Tensor, targets: Tensor, document_start_id: int) -> Tensor:
     """What each target costs if every document in a window is read by itself."""
-    starts = [0, *(t for t in range(1, len(inputs)) if inputs[t] == border)]
+    starts = [0, *(t for t in range(1, len(inputs)) if inputs[t] == document_start_id)]
     sizes = [b - a for a, b in zip(starts, [*starts[1:], len(inputs)], strict=True)]
     pairs = zip(inputs.split(sizes), targets.split(sizes), strict=True)
     return torch.cat([F.cross_entropy(model(x[None])[0], y, reduction="none") for x, y in pairs])
@@ -52,10 +52,10 @@ def windows(run: TrainedRun, length: int) -> list[tuple[Tensor, Tensor]]:
 @torch.no_grad()
 def test_a_run_within_documents_reports_what_each_document_costs_by_itself(masked: Path) -> None:
     run = load_run(masked)
-    border, run.model.border = run.model.border, None
-    assert border == run.tokenizer.eot_id
+    document_start_id, run.model.document_start_id = run.model.document_start_id, None
+    assert document_start_id == run.tokenizer.eot_id
     for found in Evaluation.load(masked).lengths:
-        paid = torch.cat([document_nll(run.model, *window, border) for window in windows(run, found.length)])
+        paid = torch.cat([document_nll(run.model, *window, document_start_id) for window in windows(run, found.length)])
         assert found.loss == pytest.approx(paid.mean().item(), abs=1e-5)
         assert sum(found.tokens) == len(paid) == run.open_dataset().index.val.tokens
         across = torch.cat([document_nll(run.model, *window, -1) for window in windows(run, found.length)])
@@ -76,9 +76,9 @@ def test_a_run_trains_on_the_loss_within_documents(tiny: list[str], tmp_path: Pa
     examples = parts.data.train_windows.examples(0, 8)
     inputs, targets = map(torch.from_numpy, examples)
     loss, _ = parts.module.loss(inputs, targets)
-    border, model.border = model.border, None
-    assert (inputs[:, 1:] == border).any(1).all(), "all windows hold borders"
-    paid = torch.cat([document_nll(model, *window, border) for window in zip(inputs, targets, strict=True)])
+    document_start_id, model.document_start_id = model.document_start_id, None
+    assert (inputs[:, 1:] == document_start_id).any(1).all(), "all windows hold borders"
+    paid = torch.cat([document_nll(model, *window, document_start_id) for window in zip(inputs, targets, strict=True)])
     assert loss.item() == pytest.approx(paid.mean().item(), abs=1e-5)
 
 

@@ -33,8 +33,8 @@ def watched(model: Decoder) -> list[tuple[int, list[int]]]:
     passes: list[tuple[int, list[int]]] = []
 
     def note(_: Any, arguments: tuple[Any, ...]) -> None:
-        x, layout, *_ = arguments
-        passes.append((x.shape[0], layout.positions.flatten().tolist()))
+        x, context, *_ = arguments
+        passes.append((x.shape[0], context.positions.flatten().tolist()))
 
     model.blocks[0].register_forward_pre_hook(note)
     return passes

@@ -10,8 +10,8 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from llama_lab.model.attention import GroupedQueryAttention, must_repeat_heads, reference_attention
+from llama_lab.model.attention_context import AttentionContext, Mask
 from llama_lab.model.encoding import Position
-from llama_lab.model.layout import Layout, Mask
 from llama_lab.model.mixer import call
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.position import Alibi
@@ -35,8 +35,8 @@ def randomise(*modules: nn.Module) -> None:
 def outputs_and_gradients(layer: GroupedQueryAttention, position: Position, x: Tensor, kernel: str) -> list[Tensor]:
     layer.kernel = kernel
     leaves = [x, *layer.parameters(), *position.parameters()]
-    layout = Layout(position, torch.arange(5, 5 + T))  # 5 tokens into a text
-    y = layer(position.embed(x, layout.positions), layout)
+    context = AttentionContext(position, torch.arange(5, 5 + T))  # 5 tokens into a text
+    y = layer(position.embed(x, context.positions), context)
     grads = torch.autograd.grad((y * torch.linspace(-1, 1, DIM)).sum(), leaves, allow_unused=True)
     return [y, *(torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, grads, strict=True))]
 
@@ -88,7 +88,7 @@ def test_reference_attention_equals_a_naive_loop(n_kv_heads: int, softcap: float
 
 @pytest.mark.parametrize("window", [None, 1, 2, 5])
 def test_a_query_sees_itself_and_the_window_before_it(window: int | None) -> None:
-    visible = Layout(Position(), torch.arange(3, 9)).mask(Mask(window)) == 0
+    visible = AttentionContext(Position(), torch.arange(3, 9)).mask(Mask(window)) == 0
     for query in range(6):
         assert visible[query].nonzero().flatten().tolist() == [
             key for key in range(6) if key <= query and (window is None or query - key < window)
@@ -116,7 +116,7 @@ def test_plain_causal_attention_reaches_the_kernel_without_a_mask(monkeypatch: p
     def no_mask(*_: object) -> Tensor:
         raise AssertionError("built a mask")
 
-    monkeypatch.setattr(Layout, "mask", no_mask)
+    monkeypatch.setattr(AttentionContext, "mask", no_mask)
     decoder("arch=llama3")(torch.zeros(1, T, dtype=torch.long))
     with pytest.raises(AssertionError, match="built a mask"):
         decoder("position=alibi")(torch.zeros(1, T, dtype=torch.long))
@@ -134,7 +134,7 @@ def test_alibi_attends_alike_wherever_the_text_starts() -> None:
     torch.manual_seed(0)
     layer = component("attention", "mha")(DIM, N_HEADS, N_HEADS, HEAD_DIM, norm=RMSNorm)
     x, encoding = torch.randn(1, T, DIM), Alibi(N_HEADS)
-    near, far = (layer(x, Layout(encoding, torch.arange(start, start + T))) for start in (0, 4000))
+    near, far = (layer(x, AttentionContext(encoding, torch.arange(start, start + T))) for start in (0, 4000))
     torch.testing.assert_close(near, far)
 
 

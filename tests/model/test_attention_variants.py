@@ -11,8 +11,8 @@ from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 from llama_lab.hf import llama_families
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention
+from llama_lab.model.attention_context import AttentionContext
 from llama_lab.model.encoding import Position
-from llama_lab.model.layout import Layout
 from llama_lab.model.norm import RMSNorm
 from llama_lab.training.compiling import compile_in_place
 from tests.composing import decoder, lively
@@ -65,7 +65,7 @@ def test_sinks_are_those_of_gpt_oss(kernel: str) -> None:
     turned = torch.ones(1, T, Dh // 2), torch.zeros(1, T, Dh // 2)  # by no angle
     hidden = torch.full((T, T), float("-inf")).triu(1)[None, None]
     expected = theirs(x, turned, hidden)[0]
-    actual = ours(x, Layout(Position(), torch.arange(T)))
+    actual = ours(x, AttentionContext(Position(), torch.arange(T)))
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     actual.square().sum().backward()
     expected.square().sum().backward()
@@ -111,9 +111,9 @@ def test_a_gate_per_head_multiplies_heads_by_a_sigmoid_of_the_input() -> None:
     plain = decoder("attention=mha").blocks[0].attention
     plain.load_state_dict({k: v for k, v in layer.state_dict().items() if k != "output_gate.weight"})
     plain.output, output = torch.nn.Identity(), layer.output
-    x, layout = torch.randn(2, 7, 32), Layout(Position(), torch.arange(7))
+    x, context = torch.randn(2, 7, 32), AttentionContext(Position(), torch.arange(7))
     gates = torch.sigmoid(x @ layer.output_gate.weight.T).repeat_interleave(8, -1)
-    torch.testing.assert_close(layer(x, layout), output(plain(x, layout) * gates))
+    torch.testing.assert_close(layer(x, context), output(plain(x, context) * gates))
 
 
 def test_each_adds_its_parameters_and_changes_no_other_s_initial_value() -> None:

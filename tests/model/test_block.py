@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from llama_lab.model.attention_context import AttentionContext
 from llama_lab.model.block import Block
-from llama_lab.model.layout import Layout
 from tests.composing import decoder, options
 
 
@@ -66,9 +66,9 @@ def test_blocks_equal_their_formulas(option: str, norm: str) -> None:
     for p in model.parameters():
         p.data.normal_(0, 0.3, generator=generator)
     x = torch.randn(2, 7, 32, generator=generator)
-    block, layout = model.blocks[0], Layout(model.position, torch.arange(7))
-    expected = FORMULAS[option](x, block, lambda y: block.attention(y, layout))
-    torch.testing.assert_close(block(x, layout), expected)
+    block, context = model.blocks[0], AttentionContext(model.position, torch.arange(7))
+    expected = FORMULAS[option](x, block, lambda y: block.attention(y, context))
+    torch.testing.assert_close(block(x, context), expected)
     assert sum("norm" in name for name, _ in block.named_children()) == NORMS.get(option, 2)
 
 
@@ -98,19 +98,19 @@ def test_a_learned_scale_is_a_number_per_branch_that_starts_where_it_is_set() ->
 def test_rezero_starts_as_the_identity() -> None:
     model = decoder("model.block.residual_scale=0", "model.block.learned_scale=true", "norm=none")
     tokens = torch.arange(20)[None]
-    assert torch.equal(model.read(tokens), model.embedding(tokens))
+    assert torch.equal(model.hidden_states(tokens), model.embedding(tokens))
 
 
 @torch.no_grad()
 def test_deepnorm_equals_its_formula() -> None:
     """LN(alpha x + f(x)), alpha = (2 layers)^(1/4); ours divides by alpha, which only epsilon sees."""
     model = decoder("block=deepnorm", "norm=layernorm", "model.norm.eps=0", "model.n_layers=5")
-    layout, alpha = Layout(model.position, torch.arange(7)), 10**0.25
+    context, alpha = AttentionContext(model.position, torch.arange(7)), 10**0.25
     x = torch.randn(2, 7, 32, generator=torch.Generator().manual_seed(0))
     for block in model.blocks:
-        y = block.attention_norm(alpha * x + block.attention(x, layout))
+        y = block.attention_norm(alpha * x + block.attention(x, context))
         expected = block.ffn_norm(alpha * y + block.ffn(y))
-        x = block(x, layout)
+        x = block(x, context)
         torch.testing.assert_close(x, expected, rtol=1e-4, atol=1e-5)
 
 

@@ -228,7 +228,7 @@ def test_a_ring_shows_the_last_positions_and_the_new_ones(sizes: list[int], slot
         values = positions.float().view(1, 1, size, 1)
         lookup = Lookup(positions, slots, start)
         keys, returned = ring.update(-values, values, lookup)
-        where = lookup.key_places[0]
+        where = lookup.key_positions[0]
         seen = where >= 0
         assert sorted(where[seen].tolist()) == sorted(set(where[seen].tolist()))
         assert set(where[seen].tolist()) >= set(range(max(0, start + 1 - slots), start + size))
@@ -261,14 +261,14 @@ def test_keys_are_kept_as_they_were_turned() -> None:
 def test_decoding_leaves_the_cache_where_it_is_and_reads_no_copy_of_it(variant: str) -> None:
     model = lively(*VARIANTS[variant])
     kv_cache = model.new_state(2, LENGTH)
-    places = [tensor.data_ptr() for layer in kv_cache.layers for tensor in layer.tensors]
+    cache_positions = [tensor.data_ptr() for layer in kv_cache.layers for tensor in layer.tensors]
     for token in torch.arange(2 * LENGTH).view(2, LENGTH).split(1, 1):
         model(token, kv_cache)
-    assert [tensor.data_ptr() for layer in kv_cache.layers for tensor in layer.tensors] == places
+    assert [tensor.data_ptr() for layer in kv_cache.layers for tensor in layer.tensors] == cache_positions
     layer = kv_cache.layers[0]
     lookup = Lookup(torch.tensor([[LENGTH]]), layer.slots, LENGTH)
     new = torch.zeros(2, 2, 1, 8)
-    assert [seen.data_ptr() for seen in layer.update(new, new, lookup)] == places[:2]
+    assert [seen.data_ptr() for seen in layer.update(new, new, lookup)] == cache_positions[:2]
 
 
 @torch.no_grad()

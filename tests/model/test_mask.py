@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from llama_lab.config.components import build_model
 from llama_lab.model import Decoder, measure_cost
+from llama_lab.model.attention_context import AttentionContext, Mask
 from llama_lab.model.generate import _static_step, prefill
-from llama_lab.model.layout import Layout, Mask
 from llama_lab.model.mixer import Mixer
 from llama_lab.model.state import State
 from llama_lab.util.errors import ConfigError
@@ -38,10 +38,12 @@ def documents(tokens: Tensor) -> list[Tensor]:
     return list(tokens.split([b - a for a, b in zip(STARTS, (*STARTS[1:], LENGTH), strict=True)], 1))
 
 
-def model_of(position: str, rule: Mask, kernel: str = "sdpa", border: int | None = None, layers: int = 2) -> Decoder:
+def model_of(
+    position: str, rule: Mask, kernel: str = "sdpa", document_start_id: int | None = None, layers: int = 2
+) -> Decoder:
     """A lively model in float64 whose layers have this rule; it is built once, since that takes longest."""
     model = deepcopy(lively("arch=llama3", f"position={position}")).double()
-    model.blocks, model.border = model.blocks[:layers], border
+    model.blocks, model.document_start_id = model.blocks[:layers], document_start_id
     for mixer in model.mixers:
         mixer.mask, mixer.kernel = rule, kernel
     return model
@@ -64,7 +66,7 @@ def influence(model: Decoder, tokens: Tensor, readers: slice) -> list[bool]:
 def test_a_query_sees_what_all_settings_let_it_see(
     length: int, window: int | None, chunk: int | None, prefix: int | None
 ) -> None:
-    rule, places = Mask(window, chunk, prefix), torch.arange(length)
+    rule, cache_positions = Mask(window, chunk, prefix), torch.arange(length)
     seen = [
         [
             (k <= q or k < (prefix or 0))
@@ -74,8 +76,8 @@ def test_a_query_sees_what_all_settings_let_it_see(
         ]
         for q in range(length)
     ]
-    assert rule.sees(places[:, None], places).tolist() == seen
-    assert not rule.sees(places, places - length).any(), "negative positions are never seen"
+    assert rule.sees(cache_positions[:, None], cache_positions).tolist() == seen
+    assert not rule.sees(cache_positions, cache_positions - length).any(), "negative positions are never seen"
     if window is None or chunk is None:
         assert rule.mean_keys(length) == sum(map(sum, seen)) / length
 
@@ -84,8 +86,8 @@ def test_a_query_sees_what_all_settings_let_it_see(
 @torch.no_grad()
 def test_every_kernel_has_the_same_rule(position: str) -> None:
     for rule in (Mask(), WINDOW, CHUNK, PREFIX, Mask(window=4, prefix=7), Mask(chunk=5, prefix=7)):
-        for border in (None, END_OF_TEXT):
-            fused, reference = (model_of(position, rule, kernel, border)(packed()) for kernel in KERNELS)
+        for document_start_id in (None, END_OF_TEXT):
+            fused, reference = (model_of(position, rule, kernel, document_start_id)(packed()) for kernel in KERNELS)
             torch.testing.assert_close(fused, reference, rtol=1e-5, atol=1e-5)
 
 
@@ -140,7 +142,7 @@ def test_no_gradient_crosses_a_border(position: str, kernel: str) -> None:
 @pytest.mark.parametrize("position", POSITIONS)
 @torch.no_grad()
 def test_decoding_knows_where_documents_start(position: str, rule: Mask) -> None:
-    model, tokens = model_of(position, rule, border=END_OF_TEXT), packed()
+    model, tokens = model_of(position, rule, document_start_id=END_OF_TEXT), packed()
     for sizes in ([1] * LENGTH, [2, 9, 7, 6], [16, *[1] * 8]):
         cache = model.new_state(1, LENGTH)
         logits = torch.cat([model(piece, cache) for piece in tokens.split(sizes, 1)], 1)
@@ -156,9 +158,9 @@ class Shift(Mixer):
         super().__init__()
         self.value = nn.Linear(dim, dim)
 
-    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         before = F.pad(x, (0, 0, 1, 0))[:, :-1]
-        return self.value(before.masked_fill(layout.positions[..., None] == 0, 0))
+        return self.value(before.masked_fill(context.positions[..., None] == 0, 0))
 
     def flops_per_token(self, seq_len: int) -> float:
         return 2 * self.value.weight.numel()
@@ -169,7 +171,7 @@ def test_another_mixer_learns_from_positions_where_documents_start() -> None:
     cfg = compose_config("size=pico", "position=none", *DOCUMENTS)
     cfg.model.attention = {"_target_": f"{__name__}.Shift", "_partial_": True}
     model: Decoder = build_model(cfg, 97, END_OF_TEXT)
-    together, model.border = model(packed()), None
+    together, model.document_start_id = model(packed()), None
     apart = torch.cat([model(document) for document in documents(packed())], 1)
     torch.testing.assert_close(together, apart)
     assert not torch.allclose(model(packed()), apart)
@@ -177,7 +179,7 @@ def test_another_mixer_learns_from_positions_where_documents_start() -> None:
 
 @torch.no_grad()
 def test_documents_end_for_each_sequence_of_a_batch_by_itself_in_a_compiled_step_too() -> None:
-    model = model_of("rope", CHUNK, border=END_OF_TEXT)
+    model = model_of("rope", CHUNK, document_start_id=END_OF_TEXT)
     texts = [packed()[0, 1:17].tolist(), packed()[0, 10:22].tolist()]
     for step in ("eager", "static"):
         cache = model.new_state(2, LENGTH)
@@ -198,8 +200,8 @@ def test_documents_end_for_each_sequence_of_a_batch_by_itself_in_a_compiled_step
 def test_what_a_prefix_shows_is_not_predicted() -> None:
     model = decoder("model.attention.prefix=7")
     targets = torch.arange(LENGTH)[None]
-    assert model.predictable(targets).tolist() == [[-100] * 6 + list(range(6, LENGTH))]
-    assert decoder().predictable(targets) is targets
+    assert model.mask_prefix_targets(targets).tolist() == [[-100] * 6 + list(range(6, LENGTH))]
+    assert decoder().mask_prefix_targets(targets) is targets
 
 
 def test_a_prefix_of_every_layer_costs_the_keys_that_it_adds() -> None:
@@ -213,7 +215,7 @@ def test_layers_of_chunks_keep_one_chunk_and_global_ones_all() -> None:
     model = decoder("model.attention.chunk=5", "+pattern.global={at: '1::2', attention: {chunk: null}}")
     state = model.new_state(1, LENGTH)
     assert [layer.slots for layer in state.layers] == [5, LENGTH]
-    assert [mixer.full_after for mixer in model.mixers] == [5, None]
+    assert [mixer.max_state_tokens for mixer in model.mixers] == [5, None]
 
 
 REFUSED = {

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from llama_lab.evaluation.cache_memory import cache_dtypes, cache_sizes
 from llama_lab.model import Decoder, Sampling, generate, measure_cost
+from llama_lab.model.attention_context import AttentionContext
 from llama_lab.model.encoding import Position
 from llama_lab.model.feedforward import FeedForward
 from llama_lab.model.init import ResidualOutput
-from llama_lab.model.layout import Layout
 from llama_lab.model.mixer import Mixer
 from llama_lab.model.position import Rope
 from llama_lab.model.state import State
@@ -27,7 +27,7 @@ DIM = 32
 class Average(Mixer):
     """An exponential moving average of values, slower in later layers; its state is one vector per sequence."""
 
-    full_after = 0
+    max_state_tokens = 0
 
     def __init__(self, dim: int, layer: int, n_layers: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Average(Mixer):
         self.value = nn.Linear(dim, dim, bias=False)
         self.output = ResidualOutput(dim, dim, bias=False)
 
-    def forward(self, x: Tensor, layout: Layout, state: State | None = None) -> Tensor:
+    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         values, means = self.value(x), []
         mean = values.new_zeros(len(x), self.dim) if state is None else state.tensors[0].type_as(values)
         for value in values.unbind(1):

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from llama_lab.model import measure_cost
 from llama_lab.model.attention import GroupedQueryAttention
+from llama_lab.model.attention_context import AttentionContext
 from llama_lab.model.encoding import Position
-from llama_lab.model.layout import Layout
 from tests.composing import decoder
 
 HEADS, KV_HEADS, WIDTH, T = 4, 2, 8, 6
@@ -73,7 +73,7 @@ def test_a_norm_after_the_rotation_undoes_what_a_rotation_does_to_lengths() -> N
         model = decoder("position=rope_yarn", *overrides, f"model.attention.qk_norm_rotated={rotated}")
         layer, seen = model.blocks[0].attention, []
         layer.attend = lambda query, *rest, seen=seen: seen.append(query) or query  # type: ignore[method-assign]
-        layer(100 * torch.randn(1, T, 32), Layout(model.position, torch.arange(T)))
+        layer(100 * torch.randn(1, T, 32), AttentionContext(model.position, torch.arange(T)))
         lengths[rotated] = seen[0].square().mean(-1)
     torch.testing.assert_close(lengths["true"], torch.ones(1, HEADS, T), rtol=1e-2, atol=0)
     assert (lengths["false"] > 1.1).all()
@@ -96,7 +96,7 @@ def test_a_scale_of_the_scores_is_one_of_the_queries(kernel: str) -> None:
     plain, scaled = (
         layer_of(f"model.attention.kernel={kernel}", *more) for more in ([], ["model.attention.scale=0.7"])
     )
-    x, layout = torch.randn(2, T, 32), Layout(Position(), torch.arange(T))
+    x, context = torch.randn(2, T, 32), AttentionContext(Position(), torch.arange(T))
     with torch.no_grad():
         plain.query.weight *= 0.7 * WIDTH**0.5
-    torch.testing.assert_close(scaled(x, layout), plain(x, layout), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(scaled(x, context), plain(x, context), rtol=1e-4, atol=1e-4)

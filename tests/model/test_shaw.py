@@ -19,8 +19,8 @@ TOKENS = torch.arange(36).view(2, 18) * 7 % 97
 
 def attention_of(model: Decoder, x: Tensor) -> Tensor:
     """The first layer's for the input `x (B, T, D)`."""
-    layout = model.layout(TOKENS, torch.arange(x.shape[1]), 0, 0, None).of(model.position_at(0))
-    return model.mixers[0](x, layout)
+    context = model.attention_context(TOKENS, torch.arange(x.shape[1]), 0, 0, None).of(model.position_at(0))
+    return model.mixers[0](x, context)
 
 
 @pytest.mark.parametrize(("per_head", "values", "n_kv_heads"), [(True, True, 2), (False, True, 4), (True, False, 1)])

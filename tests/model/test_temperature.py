@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
+from llama_lab.model.attention_context import AttentionContext
 from llama_lab.model.encoding import Position
-from llama_lab.model.layout import Layout
 from llama_lab.model.temperature import LogTemperature, StepTemperature
 from tests.composing import decoder
 
@@ -53,12 +53,12 @@ def test_a_temperature_multiplies_the_scores_of_its_query(positions: torch.Tenso
     layer, x = model.blocks[0].attention, torch.randn(2, 6, 32)
     for p in layer.parameters():
         nn.init.normal_(p, 0.0, 0.5)
-    mixed = layer(x, Layout(Position(), positions, 0, int(positions.max())))
+    mixed = layer(x, AttentionContext(Position(), positions, 0, int(positions.max())))
     temperature, layer.temperature = layer.temperature, None
     for row in range(2):
         for i, position in enumerate(positions[row] if positions.ndim > 1 else positions):
             layer.scale = 8**-0.5 * float(temperature(position[None]))
-            alone = layer(x[[row]], Layout(Position(), positions[row] if positions.ndim > 1 else positions))
+            alone = layer(x[[row]], AttentionContext(Position(), positions[row] if positions.ndim > 1 else positions))
             torch.testing.assert_close(mixed[row, i], alone[0, i], rtol=1e-4, atol=1e-5)
 
 

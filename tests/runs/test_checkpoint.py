@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from llama_lab.runs.checkpoint import before, checkpoint_step, newest_whole, read_checkpoint, replace_checkpoint
 from llama_lab.runs.shards import write_file
-from llama_lab.runs.stored import Facts
+from llama_lab.runs.stored import RunMetadata
 from llama_lab.training import train as train_module
 from llama_lab.training import warm_start
 from llama_lab.training.command import train_run
@@ -166,7 +166,7 @@ def test_checksums_are_computed_once_and_by_rank_0_alone(
         for module in (warm_start, train_module):
             patched.setattr(module, "current_rank", lambda: 1)
         run = planned(*overrides)
-        with session(run, Facts(), None) as checkpoint:  # type: ignore[arg-type]
+        with session(run, RunMetadata(), None) as checkpoint:  # type: ignore[arg-type]
             assert checkpoint == run.folder.checkpoint
     assert not tested
     assert train_run(planned(*overrides)) == "done"

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 
 from llama_lab.runs.evaluation import CacheLoss, CacheSize, Evaluation, GenerationSpeed, LengthLoss
-from llama_lab.runs.json_file import Stored
+from llama_lab.runs.json_file import JsonRecord
 from llama_lab.runs.record import read_record
-from llama_lab.runs.stored import Environment, Facts, Git, Status, Summary
+from llama_lab.runs.stored import Environment, Git, RunMetadata, Status, Summary
 from llama_lab.util.errors import ConfigError
 from tests.analysis.synthetic import BASE_LOSS, plant_evaluation, write_run
 
-FACTS = Facts(name="name", arm="arm", seed=3, choices={"norm": "rmsnorm"}, metrics={"params": 7, "kv_cache/bytes": 8})
+FACTS = RunMetadata(
+    name="name", arm="arm", seed=3, choices={"norm": "rmsnorm"}, metrics={"params": 7, "kv_cache/bytes": 8}
+)
 FIRST = Environment(
     **vars(FACTS), command=["train.py"], versions={"llama-lab": "0.4.0", "torch": "2"}, git=Git("beef", dirty=True)
 )
@@ -39,7 +41,7 @@ STORED = [
 
 
 @pytest.mark.parametrize("stored", STORED, ids=lambda stored: stored.FILE)
-def test_what_is_saved_is_loaded(stored: Stored, tmp_path: Path) -> None:
+def test_what_is_saved_is_loaded(stored: JsonRecord, tmp_path: Path) -> None:
     stored.save(tmp_path)
     assert type(stored).load(tmp_path) == stored
 

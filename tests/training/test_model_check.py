@@ -20,7 +20,7 @@ from llama_lab.model.state import State
 class Sum(Mixer):
     """The sum of the values of all tokens up to now, over 100."""
 
-    full_after = 0
+    max_state_tokens = 0
 
     def __init__(self, dim):
         super().__init__()

@@ -224,7 +224,7 @@ def test_it_may_be_switched_when_a_run_goes_on_and_keeps_what_was_logged(
 class Mean(Mixer):
     """The mean of the tokens so far: no softmax, no parameters."""
 
-    def forward(self, x: Tensor, layout: Any, state: Any = None) -> Tensor:
+    def forward(self, x: Tensor, context: Any, state: Any = None) -> Tensor:
         return x.cumsum(1) / torch.arange(1, x.shape[1] + 1)[:, None]
 
     def flops_per_token(self, seq_len: int) -> float:
@@ -234,7 +234,7 @@ class Mean(Mixer):
 class Sigmoid(MultiHeadAttention):
     """Attends with another function than softmax."""
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, layout: Any, lookup: Any) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, context: Any, lookup: Any) -> Tensor:
         return (query @ key.transpose(-1, -2)).sigmoid().tril() @ value
 
 

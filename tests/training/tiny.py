@@ -17,7 +17,7 @@ from llama_lab.data.tokens import TokenDataset
 from llama_lab.devices.performance import Stopwatch
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.runs.folder import RunFolder
-from llama_lab.runs.stored import Facts
+from llama_lab.runs.stored import RunMetadata
 from llama_lab.training.callbacks import build_callbacks
 from llama_lab.training.loggers import open_loggers
 from llama_lab.training.module import LanguageModel
@@ -56,8 +56,8 @@ class Pieces:
         """Train as `train` does, from the folder's checkpoint if there is one, without a summary and a sample."""
         quiet_libraries()
         with (
-            session(self.run, Facts(), self.dataset.tokenizer) as checkpoint,
-            open_loggers(self.run, checkpoint, Facts()) as loggers,
+            session(self.run, RunMetadata(), self.dataset.tokenizer) as checkpoint,
+            open_loggers(self.run, checkpoint, RunMetadata()) as loggers,
         ):
             callbacks = build_callbacks(self.run.cfg)
             return fit(self.run, self.module, self.data, self.monitor, checkpoint, loggers, callbacks)

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import build
 from llama_lab.config.composing import without
-from llama_lab.config.grammar import override_key, shown
+from llama_lab.config.grammar import format_value, override_key
 from llama_lab.config.schema import KEYS, check_kinds, default_settings, is_kind
 from llama_lab.runs.folder import arm_name
 from llama_lab.runs.study import Arm
@@ -100,7 +100,7 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
     seeds, grids = checked_seeds(cfg.study.seeds), cfg.study.learning_rates
     if not grids or not isinstance(grids, Mapping):
         grids = {} if grids is None else {"": grids}
-    rates = {shown(name): checked_rates(grid, f".{name}".rstrip(".")) for name, grid in grids.items()}
+    rates = {format_value(name): checked_rates(grid, f".{name}".rstrip(".")) for name, grid in grids.items()}
     if not rates and "study.extend_rates" in keys.values() and cfg.study.extend_rates:
         raise ConfigError("study.extend_rates=true: there is no grid to extend; give study.learning_rates")
     return StudyCommand(

@@ -15,7 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from llama_lab.config.composing import run_config
-from llama_lab.config.grammar import shown
+from llama_lab.config.grammar import format_value
 from llama_lab.config.schema import COMPONENTS, WORDS, groups, is_kind
 from llama_lab.runs.study import Arm
 from llama_lab.util.errors import ConfigError, suggestion
@@ -84,7 +84,7 @@ def label(axis: str, option: Any, axes: Mapping[str, Sequence[Any]]) -> str:
 
     axes: the options of each.
     """
-    text = re.sub(r"[^\w.+-]+", "_", shown(option)).strip("_")
+    text = re.sub(r"[^\w.+-]+", "_", format_value(option)).strip("_")
     last = axis.rpartition(".")[2]
     key = axis if sum(name.rpartition(".")[2] == last for name in axes) > 1 else last
     is_clear = axis in groups() and axis not in ("embedding", "init") and text != "none"
@@ -362,5 +362,5 @@ def eval_lengths(lengths: Sequence[float]) -> str:
 def check_levels(key: str, levels: Sequence[object], kind: type, least: Literal[1, 2] = 1) -> None:
     """Raise ConfigError for fewer levels than `least`, a repeated one, or one that is not of `kind`."""
     if len(set(levels)) < max(least, len(levels)) or not all(is_kind(level, kind) for level in levels):
-        shown, number = f"study.{key}=[{','.join(map(str, levels))}]", {1: "one", 2: "two"}[least]
-        raise ConfigError(f"{shown}: must be {number} or more distinct levels, each {WORDS[kind]}")
+        setting, number = f"study.{key}=[{','.join(map(str, levels))}]", {1: "one", 2: "two"}[least]
+        raise ConfigError(f"{setting}: must be {number} or more distinct levels, each {WORDS[kind]}")

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.analysis.settings import INIT, SEEDS
-from llama_lab.config.grammar import shown, written
+from llama_lab.config.grammar import format_value, to_override
 from llama_lab.config.messages import nearest
 from llama_lab.config.schema import CHANGEABLE, belongs, flatten, groups
 from llama_lab.util.errors import ConfigError, suggestion
@@ -62,11 +62,11 @@ class Options:
         for combination in product(*axes.values()):
             chosen = dict(zip(axes, combination, strict=True))
             name = "+".join(label(axis, option, axes) for axis, option in chosen.items())
-            own = [f"{axis}={written(option)}" for axis, option in chosen.items()]
+            own = [f"{axis}={to_override(option)}" for axis, option in chosen.items()]
             if name in arms:
                 raise ConfigError(f"study.options: two arms would have the name {name}; leave one of the options out")
-            arms[name] = {axis: shown(option) for axis, option in chosen.items()}, [f"arch={self.base}", *own]
-        listed = {axis: conjoin([shown(option) for option in options]) for axis, options in axes.items()}
+            arms[name] = {axis: format_value(option) for axis, option in chosen.items()}, [f"arch={self.base}", *own]
+        listed = {axis: conjoin([format_value(option) for option in options]) for axis, options in axes.items()}
         title = "; ".join(f"{axis}: {options}" for axis, options in listed.items())
         return Variants(against_first(arms), title=f"{self.base} with {title}")
 
@@ -79,16 +79,16 @@ class Options:
             raise ConfigError(f"study.axis=[{','.join(map(str, names))}]: must name one or more axes, each once")
         if len(lists) != len(names) or any(isinstance(one, str) or not isinstance(one, Sequence) for one in lists):
             raise ConfigError(
-                f"study.options={shown(self.options)}: must be a list for each of {len(names)} axes, such as "
+                f"study.options={format_value(self.options)}: must be a list for each of {len(names)} axes, such as "
                 f"[[relu,swiglu],[layernorm,rmsnorm]]"
             )
         axes = {name: list(options) for name, options in zip(names, lists, strict=True)}
         for name, options in axes.items():
-            texts = [shown(option) for option in options]
+            texts = [format_value(option) for option in options]
             if len(options) < 2:
-                raise ConfigError(f"study.options={shown(options)}: {name} needs two or more to compare")
+                raise ConfigError(f"study.options={format_value(options)}: {name} needs two or more to compare")
             if repeated := [text for text in texts if texts.count(text) > 1]:
-                raise ConfigError(f"study.options={shown(options)}: has {repeated[0]} twice; name every option once")
+                raise ConfigError(f"study.options={format_value(options)}: {repeated[0]} twice; name every option once")
         return axes
 
 

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.analysis.settings import planned_settings
 from llama_lab.config.components import build_model, model_cost
-from llama_lab.config.grammar import override_key, written
+from llama_lab.config.grammar import override_key, to_override
 from llama_lab.config.schema import CHANGEABLE, flatten
 from llama_lab.data.dataset import HALVES, Dataset
 from llama_lab.data.open import open_dataset
@@ -334,7 +334,7 @@ def plan_run(command: StudyCommand, planned: PlannedArm, member: Member) -> Plan
     if planned.compiled is not None:
         settings["trainer.compile"] = planned.compiled
     shared = [override for override in command.shared if override_key(override) not in settings]
-    overrides = [*planned.arm.overrides, *shared, *(f"{key}={written(v)}" for key, v in settings.items())]
+    overrides = [*planned.arm.overrides, *shared, *(f"{key}={to_override(v)}" for key, v in settings.items())]
     cfg = copy.deepcopy(planned.draft.cfg)
     for key, value in settings.items():
         OmegaConf.update(cfg, key, value)

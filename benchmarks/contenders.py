@@ -1,4 +1,4 @@
-"""The sides of `python -m benchmarks peers`: the same Llama by us and by others, that trains or continues a text."""
+"""The contenders of `python -m benchmarks peers`: one Llama, by us and by others, trains or continues a text."""
 
 import time
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from .decoders import build_decoder
 
 @dataclass(frozen=True)
 class Spec:
-    """What a side does: with the Llama of a config with these overrides.
+    """What a contender does: with the Llama of a config with these overrides.
 
     bf16: autocast in training, weights of that type in decoding. new_tokens: of a greedy text after `prompt` tokens;
     0 to train.
@@ -39,11 +39,11 @@ class Spec:
 
     @property
     def config(self) -> DictConfig:
-        """The config whose sizes, batches and optimizer all sides take."""
+        """The config whose sizes, batches and optimizer all contenders take."""
         return load_config(self.overrides)
 
 
-class Side:
+class Contender:
     """A library at work: every call of `train` or `decode` goes on where the last one stopped."""
 
     model: Any
@@ -103,7 +103,7 @@ class Side:
         return time.perf_counter() - start, []
 
 
-class Ours(Side):
+class Ours(Contender):
     """Our decoder, with the loss and the optimizer of a run."""
 
     def build(self, cfg: DictConfig) -> Optimizer:
@@ -127,7 +127,7 @@ class Ours(Side):
         return len(list(generate(self.model, prompt.tolist(), new_tokens, Sampling(temperature=0))))
 
 
-class Transformers(Side):
+class Transformers(Contender):
     """`LlamaForCausalLM`, with its own loss and `generate`."""
 
     def build(self, cfg: DictConfig) -> Optimizer:
@@ -145,7 +145,7 @@ class Transformers(Side):
         return continued(self.model, prompt, new_tokens)
 
 
-class XTransformers(Side):
+class XTransformers(Contender):
     """x-transformers' decoder; its gated feed-forward has a bias that cannot be switched off."""
 
     def build(self, cfg: DictConfig) -> Optimizer:
@@ -181,7 +181,7 @@ class XTransformers(Side):
         return new.shape[1]
 
 
-SIDES: dict[str, type[Side]] = {"ours": Ours, "transformers": Transformers, "x-transformers": XTransformers}
+CONTENDERS: dict[str, type[Contender]] = {"ours": Ours, "transformers": Transformers, "x-transformers": XTransformers}
 
 
 def llama(model: DictConfig) -> Any:
@@ -228,7 +228,7 @@ def adamw(model: nn.Module, optim: DictConfig) -> Optimizer:
 
 
 def batches(cfg: DictConfig) -> Iterator[Tensor]:
-    """Endless batches `(batch_size, max_seq_len + 1)` of tokens drawn by Zipf's law, the same for all sides.
+    """Endless batches `(batch_size, max_seq_len + 1)` of tokens drawn by Zipf's law, the same for all contenders.
 
     So there is something to learn: the loss starts near ln(vocab_size) and falls to the entropy of that law.
     """
@@ -239,16 +239,16 @@ def batches(cfg: DictConfig) -> Iterator[Tensor]:
         yield torch.multinomial(weights, size[0] * size[1], replacement=True, generator=generator).view(size)
 
 
-_here: list[Side] = []  # the side of this process
+_here: list[Contender] = []  # the contender of this process
 
 
 def begin(name: str, spec: Spec) -> int:
-    """Build a side in this process, for `work`; its number of parameters."""
-    _here[:] = [SIDES[name](spec)]
+    """Build a contender in this process, for `work`; its number of parameters."""
+    _here[:] = [CONTENDERS[name](spec)]
     return sum(p.numel() for p in _here[0].model.parameters())
 
 
 def work(count: int) -> tuple[float, list[float]]:
-    """Let the side of this process train for so many steps, or make so many texts: the seconds, and each loss."""
-    (side,) = _here
-    return side.decode(count) if side.spec.new_tokens else side.train(count)
+    """Let the contender of this process train for so many steps, or make so many texts: the seconds, and each loss."""
+    (contender,) = _here
+    return contender.decode(count) if contender.spec.new_tokens else contender.train(count)

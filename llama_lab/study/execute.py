@@ -14,7 +14,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import package_of, targets, users_targets
-from llama_lab.config.grammar import written
+from llama_lab.config.grammar import to_override
 from llama_lab.config.schema import CHANGEABLE
 from llama_lab.config.trust import Trust
 from llama_lab.data.open import is_probe
@@ -31,7 +31,7 @@ from llama_lab.util.files import discard
 from llama_lab.util.formatting import count
 
 
-def conduct(
+def execute(
     cfg: DictConfig,
     context: HydraContext,
     arguments: Sequence[str],
@@ -108,7 +108,7 @@ def measure(plan: Plan, launcher: Launcher) -> None:
         settings["data.cache_dir"] = cfg.data.cache_dir
     settings |= {f"trainer.{key}": value for key, value in cfg.trainer.items() if key != "profile"}
     settings["trainer.compile"] = "auto"  # as each run was
-    (result,) = launcher.launch([[f"{key}={written(value)}" for key, value in settings.items()]], initial_job_idx=0)
+    (result,) = launcher.launch([[f"{key}={to_override(value)}" for key, value in settings.items()]], initial_job_idx=0)
     if result.status == JobStatus.FAILED:
         sys.stderr.write(f"failed: the arms' speeds could not be measured: {result._return_value}\n")
 
@@ -149,7 +149,7 @@ def prepare(
         )
     command = shlex.join(["python", *sys.argv])
     notes = (*plan.study.notes, *unlisted_notes(plan))
-    replace(plan.study, command=command, notes=notes, looks=looks(plan)).save(plan.folder)
+    replace(plan.study, command=command, notes=notes, looks=interim_looks(plan)).save(plan.folder)
     for run in changed:
         run.run.folder.clear()
     waiting = [run for run in runs if status(run) not in ("done", "diverged")]
@@ -175,7 +175,7 @@ def set_damaged_aside(file: Path) -> None:
         sys.stderr.write(f"{problem}; renamed {aside.name} and written again, without its count of earlier reports\n")
 
 
-def looks(plan: Plan) -> int:
+def interim_looks(plan: Plan) -> int:
     """The number of reports on fewer seeds: adding seeds after a look at a report is a further test."""
     if not (plan.folder / FILE).exists():
         return 0

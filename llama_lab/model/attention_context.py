@@ -62,45 +62,45 @@ def triangles(length: int, size: int) -> int:
     return (whole * size * (size + 1) + rest * (rest + 1)) // 2
 
 
-class Layout:
+class AttentionContext:
     """What the layers of one forward pass share: token positions, RoPE's tables, cache lookups and masks.
 
-    places: of the tokens in their sequences, `(T,)` without a cache; `(B, T)` with one, or `(1, T)` if all sequences
-    are equally long.
-    starts: the places at which their documents start, `(B, T)`; None if tokens see other documents.
-    positions: those of the tokens in their documents, or the places.
+    cache_positions: of the tokens in their sequences, `(T,)` without a cache; `(B, T)` with one, or `(1, T)` if all
+    sequences are equally long.
+    starts: where in the sequences their documents start, `(B, T)`; None if tokens see other documents.
+    positions: those of the tokens in their documents, or in their sequences.
     shared: what later layers take of earlier ones, by name.
     shortest, longest: bounds on the lengths of the sequences before this pass; shapes may depend on them.
     Masks are cached by rule and dtype, because all layers with the same rule see the same keys.
     """
 
     def __init__(
-        self, position: Position, places: Tensor, shortest: int = 0, longest: int = 0, starts: Tensor | None = None
+        self, position: Position, at: Tensor, shortest: int = 0, longest: int = 0, starts: Tensor | None = None
     ) -> None:
         self.position = position
-        self.places, self.starts = places, starts
-        self.positions = places if starts is None else places - starts
+        self.cache_positions, self.starts = at, starts
+        self.positions = at if starts is None else at - starts
         self.shortest, self.longest = shortest, longest
         self.rotation = position.rotation(for_heads(self.positions, 1))
         self.biased = type(position).bias is not Position.bias
         self.shared: dict[str, Tensor] = {}
-        self._others: dict[Position, Layout] = {}
+        self._others: dict[Position, AttentionContext] = {}
         self._lookups: dict[int, Lookup] = {}
         self._masks: dict[tuple[Mask, torch.dtype], Tensor] = {}
 
-    def of(self, position: Position) -> "Layout":
-        """The layout of a layer by its encoding: this one, or another that all layers with the same other one share."""
+    def of(self, position: Position) -> "AttentionContext":
+        """The context of a layer with this encoding: this one, or another that all layers with that encoding share."""
         if position is self.position:
             return self
         if position not in self._others:
-            own = Layout(position, self.places, self.shortest, self.longest, self.starts)
+            own = AttentionContext(position, self.cache_positions, self.shortest, self.longest, self.starts)
             own.shared, own._lookups = self.shared, self._lookups
             if not (own.biased or self.biased):
                 own._masks = self._masks
             self._others[position] = own
         return self._others[position]
 
-    def unshared(self) -> "Layout":
+    def unshared(self) -> "AttentionContext":
         """A copy that makes its own masks, for what runs twice, and has to do the same both times."""
         own = copy(self)
         own._masks = {}
@@ -109,23 +109,23 @@ class Layout:
     def lookup(self, slots: int) -> Lookup:
         """The lookup of all layers whose caches have `slots` slots."""
         if slots not in self._lookups:
-            self._lookups[slots] = Lookup(self.places, slots, self.longest)
+            self._lookups[slots] = Lookup(self.cache_positions, slots, self.longest)
         return self._lookups[slots]
 
     def relation(self, keys: Tensor) -> Relation | None:
-        """The position encoding's vectors for the tokens and keys at these places."""
-        relation = self.position.relation(self.places, keys)
+        """The position encoding's vectors for the tokens and the keys at these positions."""
+        relation = self.position.relation(self.cache_positions, keys)
         return relation and relation._replace(rows=for_heads(relation.rows, 2))
 
-    def key_places(self, lookup: Lookup | None) -> Tensor:
+    def key_positions(self, lookup: Lookup | None) -> Tensor:
         """Of the keys that tokens may see."""
-        return self.places if lookup is None else lookup.key_places
+        return self.cache_positions if lookup is None else lookup.key_positions
 
     def needs_mask(self, rule: Mask, lookup: Lookup | None) -> bool:
         """Whether attention needs `mask`: unless it is plainly causal, or one new token sees every key that is read."""
         if self.biased or self.starts is not None:
             return True
-        n_tokens = self.places.shape[-1]
+        n_tokens = self.cache_positions.shape[-1]
         if lookup is not None and n_tokens == 1:
             return self.shortest + 1 < lookup.filled or (rule.chunk is not None and self.longest >= rule.chunk)
         return self.longest > 0 or rule.prefix is not None or (rule.reach is not None and rule.reach < n_tokens)
@@ -138,7 +138,7 @@ class Layout:
         if (rule, dtype) in self._masks:
             return self._masks[rule, dtype]
         if dtype == torch.float32:
-            mask = self.mask_of(rule, self.key_places(lookup))
+            mask = self.mask_of(rule, self.key_positions(lookup))
         else:
             mask = self.mask(rule, lookup).to(dtype)
         if dtype == torch.float32 or not mask.requires_grad:  # gradients of layers are to add up in float32
@@ -146,10 +146,10 @@ class Layout:
         return mask
 
     def mask_of(self, rule: Mask, keys: Tensor) -> Tensor:
-        """`mask` in float32 for the keys at these places."""
+        """`mask` in float32 for the keys at these positions."""
         start = 0 if self.starts is None else self.starts[..., None]
         seen = for_heads(rule.sees(self.positions[..., None], keys[..., None, :] - start), 2)
-        bias = self.position.bias(self.places, keys)
+        bias = self.position.bias(self.cache_positions, keys)
         if bias is None:
             bias = torch.zeros(seen.shape, device=seen.device)
         return bias.masked_fill(~seen, float("-inf"))

@@ -1,4 +1,4 @@
-"""From a composed config to objects: resolvers, building, and what a user's own components raise."""
+"""From configs to objects: resolvers, instantiation, errors in users' components."""
 
 import re
 import traceback
@@ -68,7 +68,7 @@ def deepnorm_scale(n_layers: int) -> float:
 
 
 def unless(setting: object, otherwise: Any) -> Any:
-    """`otherwise`, but null where the setting that takes its place is given."""
+    """`otherwise`, or null if `setting`, which replaces it, is given."""
     return otherwise if setting is None else None
 
 
@@ -101,7 +101,7 @@ def register_resolvers() -> None:
 
 
 def build(node: DictConfig, path: str, **overrides: Any) -> Any:
-    """Instantiate a node. Raises ConfigError for an error in it, beginning with the key below `path`."""
+    """Instantiate a config node. Raises ConfigError, which begins with the key at fault below `path`."""
     _components.update(package_of(target) for target in users_targets(OmegaConf.to_container(node)).values())
     try:
         return instantiate(node, **overrides)
@@ -163,7 +163,7 @@ def check_decodes(model: "Decoder", setting: str, otherwise: str, dtype: "torch.
 
 
 def check_idle(model: DictConfig) -> None:
-    """Raise ConfigError for settings without effect. For new runs only: older ones may have such settings."""
+    """Raise ConfigError for settings without an effect, in new runs only."""
     check_depth(model.n_layers)
     attentions, positions = of_layers(model, "attention"), of_layers(model, "position")
     rotary = any(position.get("_target_") in (ROPE, ROPE_ALIBI) for position in positions)
@@ -197,7 +197,7 @@ def targets(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def users_targets(node: Any) -> dict[str, str]:
-    """The `_target_`s in a plain container whose package no packaged config names, by their keys."""
+    """The `_target_`s of users' packages in a plain container, by key."""
     ours = {package_of(target) for target in packaged_targets()}
     return {key: target for key, target in targets(node) if package_of(target) not in ours}
 
@@ -250,7 +250,7 @@ def users_method(component: object, *names: str) -> str | None:
 
 @contextmanager
 def report_component_errors() -> Iterator[None]:
-    """Turn an error in a user's component into a ConfigError that names the place; other errors are bugs of ours."""
+    """Context manager: turn an exception in a user's component into a ConfigError with its place; re-raise others."""
     try:
         yield
     except REPORTED:

@@ -1,4 +1,4 @@
-"""Composing further configs beside one that is being read, in a command or after it."""
+"""Compose further configs, in a command or outside."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -24,7 +24,7 @@ def last_loader() -> ConfigLoader | None:
 
 @contextmanager
 def composing() -> Iterator[ConfigLoader]:
-    """Inside, `hydra.compose` works; with the user's folders in a command."""
+    """Context manager: makes `hydra.compose` work, with the user's config folders in a command."""
     is_ready = GlobalHydra.instance().is_initialized()
     with nullcontext() if is_ready else hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         yield GlobalHydra.instance().config_loader()
@@ -32,7 +32,7 @@ def composing() -> Iterator[ConfigLoader]:
 
 @lru_cache(maxsize=256)
 def with_option(group: str, option: str, loader: ConfigLoader | None) -> tuple[list[str], DictConfig | None]:
-    """The options of a group, and the config with one of them, to be read alone; None if there is none such.
+    """The options of a group, and the config with one of them (read only); None if there is none such.
 
     loader: `last_loader()`; another one may find other files.
     """

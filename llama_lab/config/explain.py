@@ -1,6 +1,6 @@
 """`--help NAME ...`: a group, an option or a key, explained by the comments of the YAML files that set it.
 
-PyYAML drops comments, but its nodes know where they stand, and so what is written behind and above them.
+PyYAML drops comments, but its nodes have line numbers, from which the comments behind and above are found.
 """
 
 import re
@@ -125,7 +125,7 @@ class Composed:
         return found[0] if found else self.comment(above) if above else ""
 
     def value(self, key: str) -> Any:
-        """A key's value; as it is written if it is missing, or follows one that is."""
+        """A key's value; unresolved if it is missing or depends on a missing one."""
         try:
             value = OmegaConf.select(self.cfg, key, throw_on_missing=True)
         except (OmegaConfBaseException, ConfigError):

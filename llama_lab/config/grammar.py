@@ -1,4 +1,4 @@
-"""Overrides in Hydra's grammar: as a person types them, as a config needs them, and as people read values."""
+"""Translation between the command line, Hydra's override grammar, and values as people read them."""
 
 import json
 import os
@@ -22,7 +22,7 @@ CONSTANTS = {None: "null", True: "true", False: "false"}
 
 
 def to_hydra(arguments: Sequence[str]) -> list[str]:
-    """Translate the command line to Hydra's grammar. Raises ConfigError for a key that is given twice, or nothing."""
+    """Translate the command line to Hydra's grammar. Raises ConfigError for a repeated key or an empty argument."""
     arguments = flags_first(arguments)
     given: dict[str, str] = {}
     for argument in arguments:
@@ -55,12 +55,12 @@ def is_launched() -> bool:
 
 
 def typed_command() -> list[str]:
-    """The command that the user typed: in a launched run, that of its launcher."""
+    """The command that the user typed; in a launched run, the launcher's."""
     return json.loads(os.environ[TYPED]) if is_launched() else sys.argv
 
 
 def settled_keys() -> set[str]:
-    """The keys that the command has set to one value, for all runs of its sweep if it is one."""
+    """The keys that the command sets to a single value."""
     typed = [argument for argument in typed_command()[1:] if "=" in argument and not argument.startswith("-")]
     overrides = OverridesParser.create().parse_overrides(typed)
     return {override_key(o) for o, override in zip(typed, overrides, strict=True) if not override.is_sweep_override()}
@@ -106,7 +106,7 @@ def is_parsable(argument: str, is_folder: bool) -> bool:
 
 
 def to_override(value: object) -> str:
-    """A value in Hydra's grammar, which reads it as it was: text in quotes only where it would be something else."""
+    """A value in Hydra's override grammar; text is quoted only where needed."""
     if isinstance(value, str):
         return value if is_plain(value) else quote(value)
     if isinstance(value, Mapping):
@@ -117,7 +117,7 @@ def to_override(value: object) -> str:
 
 
 def format_value(value: object) -> str:
-    """A value of an axis as people read it, also in names: 1000000, 0.1, null, [1,2]."""
+    """A value as people read it, in messages and names: 1000000, 0.1, null, [1,2]."""
     if isinstance(value, float):
         return f"{value:.10g}"
     if isinstance(value, Sequence) and not isinstance(value, str):
@@ -126,7 +126,7 @@ def format_value(value: object) -> str:
 
 
 def is_plain(text: str) -> bool:
-    """Whether Hydra reads a text as itself, also in a list."""
+    """Whether Hydra parses a text as that text, also inside a list."""
     try:
         return text != "" and OverridesParser.create().parse_override(f"key={text}").value() == text
     except HydraException:

@@ -1,6 +1,6 @@
-"""Patterns over layers: from the rules of the config group `pattern` to the layers that differ, checked.
+"""Layers that differ: from the rules of the config group `pattern` to `Decoder`'s argument `layers`.
 
-A rule names layers and what they have instead, by the keys of `model` or by an option of a group:
+A rule selects layers and overrides keys of `model`, or options of a group, in them:
 
     pattern:
       global: {at: "5::6", attention: {window: null}, position: {theta: 1e6}}
@@ -47,7 +47,7 @@ class Rule:
 
 
 def different_layers(pattern: Any, *, _root_: DictConfig) -> ListConfig:
-    """What `Decoder.layers` takes: for each rule, the layers that it is `at`, and all that they have instead.
+    """The argument `layers` of `Decoder`: for each rule, the layers `at`, and their components and sizes.
 
     Raises ConfigError for a rule that names no layer, leaves a setting of the others idle, or changes what another rule
     changes in the same layer.
@@ -66,10 +66,10 @@ def different_layers(pattern: Any, *, _root_: DictConfig) -> ListConfig:
 
 
 def shallower(cfg: DictConfig) -> tuple[DictConfig, DictConfig, int]:
-    """Two models that can be built, and how often what the second has beyond the first comes again in that of `cfg`.
+    """Two models small enough to build, and the factor that extrapolates costs from them to the depth of `cfg`.
 
-    What is proportional to the depth can be extrapolated from them: a model of too many layers repeats those of its
-    pattern. Both are `cfg` itself if it can be built. Raises ConfigError for a pattern of too long a period.
+    Costs are linear in the number of periods of the layer pattern. Both are `cfg` itself if it can be built. Raises
+    ConfigError for a pattern of too long a period.
     """
     depth = cfg.model.n_layers
     if not isinstance(depth, int) or depth <= MOST_LAYERS:
@@ -171,7 +171,7 @@ def of_slot(key: str, slot: str, own: Any, model: DictConfig) -> dict[str, Any]:
 
 
 def unchanged(cfg: DictConfig) -> list[str]:
-    """The keys of a pattern's rules, such as pattern.a.ffn, that are what the other layers have."""
+    """The keys of a pattern's rules, such as pattern.a.ffn, without an effect."""
     return [f"pattern.{rule.name}.{key}" for rule in read_rules(cfg.pattern, cfg.model) for key in rule.idle]
 
 

@@ -36,7 +36,7 @@ def exit_with(error: BaseException, config: str = "config") -> NoReturn:
 
 
 def one_line(error: BaseException, config: str = "config", typed: Sequence[str] | None = None) -> str:
-    """A user error as one line, with the key, the value and the fix as far as Hydra's error has them.
+    """A user error as one line, with key, value and fix where Hydra's error contains them.
 
     typed: the overrides; default: those of the command line.
     """
@@ -60,14 +60,14 @@ def one_line(error: BaseException, config: str = "config", typed: Sequence[str] 
 
 
 def is_unreadable(error: BaseException) -> bool:
-    """Whether Hydra or its parsers raised the error, over a config file that they cannot read or nest without end."""
+    """Whether the error comes from Hydra or its parsers, for an unreadable or endlessly nested config file."""
     packages = [package_of(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
     innermost = packages[-100 if isinstance(error, RecursionError) else -1 :]
     return not {"hydra", "omegaconf", "yaml", "codecs"}.isdisjoint(innermost)
 
 
 def unknown_key(key: str, config: str, typed: Sequence[str]) -> str:
-    """The message for a key or group that does not exist, with the option that has it, or the closest key."""
+    """The message for an unknown key or group, with an option that has it or the closest key."""
     problem = f"{key}={typed_value(key, typed)}: no such key"
     if config != "config":
         return f"{problem}{suggestion(key, known_keys(config, typed))}; `--cfg job` shows them all, `--help` the groups"
@@ -111,7 +111,7 @@ def options_defining(key: str) -> list[str]:
 def nearest(wrong: str, known: Iterable[str]) -> str | None:
     """The best guess for a mistyped key: one of `known`, a key of another option, or an option; None if none is close.
 
-    The last part counts as much as the whole: `heads` is close to model.n_heads, and `model.tied` to embedding=tied.
+    The last part counts as much as the whole: `heads` matches model.n_heads, and `model.tied` embedding=tied.
     """
     last = wrong.rpartition(".")[2]
     if wrong in (last, f"model.{last}"):

@@ -1,7 +1,6 @@
-"""The groups and keys of the configs: their defaults, what a key may hold, and what commands may do with it.
+"""The schema of configs: groups, defaults, types of keys, and how commands treat each key.
 
-A key without a record in KEYS holds what its default holds. The settings of a component take their kinds from its
-signature.
+A key without a record in KEYS has the type of its default; settings of a component have the types of its signature.
 """
 
 import math
@@ -237,7 +236,7 @@ def flat_defaults(composed: DictConfig) -> dict[str, Any]:
 
 
 def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
-    """Raise ConfigError for a setting that no config file declares, or one of another kind than its default."""
+    """Raise ConfigError for an undeclared setting, or a value of the wrong type."""
     written = flatten(OmegaConf.to_container(cfg))
     for key, value in flatten(OmegaConf.to_container(cfg, resolve=True)).items():
         if any(default is None and key.startswith(f"{parent}.") for parent, default in defaults.items()):

@@ -1,7 +1,7 @@
-"""Reading stored configs, which may come from anybody, and checking that their targets are trusted.
+"""Read stored configs, which may be malicious, and check that their targets are trusted.
 
-Hydra calls whatever a `_target_` names, so a config can run any installed code. Before anything is built from a stored
-config, all of its targets are checked.
+Hydra calls whatever `_target_` names, so a config can run any installed code. All targets of a stored config are
+checked before anything is built from it.
 """
 
 import re
@@ -49,7 +49,7 @@ class Trust:
                 raise ConfigError(f"{problem}; if you trust it, add {option(package_of(target))}")
 
     def _has(self, target: str) -> bool:
-        """Whether a trusted package defines the target, and does not merely import it."""
+        """Whether the target is defined in a trusted package, not only imported there."""
         for package in self.packages:
             if target.startswith(f"{package}."):
                 try:

@@ -1,6 +1,6 @@
-"""Building a token folder: read and split the documents, train the tokenizer, write one token stream per split.
+"""Build a token folder: read and split the documents, train the tokenizer, write one token stream per split.
 
-The source is streamed up to three times, and never kept in memory.
+The source is streamed up to three times, and never held in memory.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Data for Lightning: which rows of which step each device reads, and where a resumed run continues."""
+"""The LightningDataModule: which rows of a step each device reads, and where a resumed run continues."""
 
 import itertools
 import math

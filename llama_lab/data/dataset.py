@@ -1,4 +1,4 @@
-"""What training and evaluation read: a `Dataset`, whether of text, of a mixture, or of a probe."""
+"""The interface of datasets: text, mixtures and probes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,7 +26,7 @@ class SplitIndex:
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """What identifies a dataset, and its size.
+    """Identity and size of a dataset.
 
     data_hash: of the documents of both splits, in order, whatever their source. revisions: commits of published
     datasets, by their names.

@@ -1,4 +1,4 @@
-"""Folders in `data.cache_dir`: named by a hash of what determines their content, and built once."""
+"""Cached folders in `data.cache_dir`: named by a hash of what determines their content, and built once."""
 
 import hashlib
 import json
@@ -22,14 +22,14 @@ class DamagedFolderError(Exception):
 
 
 def json_hash(content: object, size: int = 8) -> str:
-    """Identifies what JSON can hold, in `size` bytes of hexadecimal digits; keys of a dict count in their order."""
+    """Hash of a JSON value, `size` bytes as hexadecimal digits; depends on the order of keys."""
     return hashlib.blake2b(json.dumps(content).encode(), digest_size=size).hexdigest()
 
 
 def open_or_build(folder: Path, open_folder: Callable[[], Opened], build: Callable[[Path], None]) -> Opened:
-    """Open `folder`; if it is not there or damaged, `build` fills an empty one first, which takes its place when done.
+    """Open `folder`; if it is missing or damaged, `build` first fills an empty folder that then replaces it.
 
-    Of concurrent processes, one builds. What `build` wrote before it failed is deleted. Raises ConfigError for disk
+    Of concurrent processes, one builds. After a failure of `build`, its files are deleted. Raises ConfigError for disk
     errors.
     """
     with suppress(DamagedFolderError):

@@ -1,4 +1,4 @@
-"""Where text and tokenizers are: names on the Hugging Face Hub, its errors as messages for the user, and paths."""
+"""Names on the Hugging Face Hub, its errors as messages for users, and paths of data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Datasets that the library `datasets` loads: by a name on the Hugging Face Hub, and files of its formats."""
+"""Sources loaded by the library `datasets`: from the Hugging Face Hub, or files of its formats."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The index of a token folder: its contents, and the checksums that show that it is intact."""
+"""The index of a token folder: contents and checksums."""
 
 import json
 import zlib

@@ -1,4 +1,4 @@
-"""Mixtures: windows of several corpora in exact shares, in an order that depends on the seed and the step alone.
+"""Mixtures: windows of several corpora in exact shares, ordered by seed and step alone.
 
 Their parts are options of the group `data`, composed as Hydra composes the option of a run.
 """
@@ -38,7 +38,7 @@ Order = npt.NDArray[np.intp]
 
 
 def balanced_order(shares: list[Fraction]) -> Order:
-    """The parts of the windows of one period, which holds each part's share exactly.
+    """The part of each window of one period, in which every part has its exact share.
 
     At every prefix of n windows, part i has had fewer than one window more or less than `shares[i] * n` (Tijdeman 1980,
     The chairman assignment problem: the discrepancy is at most 1 - 1 / (2P - 2) for P parts). shares: they add up to 1.
@@ -180,7 +180,7 @@ def open_mixture(
 ) -> MixedDataset:
     """Open the token folders of all parts below `cache_dir`, building those that are not there.
 
-    Of `val_tokens`, each part has its share; if one has less held-out text than that, all have less. A tokenizer to
+    `val_tokens` is divided by share; a part with too little held-out text reduces all. A tokenizer to
     train learns from the parts in their shares. Raises ConfigError as `TokenDataset.open_or_build` does.
     """
     check_val_tokens(val_tokens)

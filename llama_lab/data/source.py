@@ -1,4 +1,4 @@
-"""Sources of text: documents, their size on disk, and a fingerprint that changes with them."""
+"""Sources of text: iterators over documents, with size and fingerprint."""
 
 import glob
 import hashlib
@@ -59,7 +59,7 @@ def encoded(texts: Iterable[str], total: int, progress: ReportProgress, phase: s
 
 
 class _Files(ABC):
-    """What sources made of files have in common."""
+    """Base class of sources that read files."""
 
     _settings: str  # all else that determines the documents
 

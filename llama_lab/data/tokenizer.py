@@ -1,4 +1,4 @@
-"""Byte, character and BPE tokenizers, all lossless, and what holds any other: each is a standard `tokenizer.json`."""
+"""Byte, character and BPE tokenizers, all lossless, and a wrapper of any `tokenizer.json`."""
 
 import hashlib
 import json
@@ -143,7 +143,7 @@ def read_tokenizer(path: Path, end_of_text: str | None) -> tuple[Tokenizer, str 
 
 
 def _check_bounds(path: Path) -> None:
-    """Raise ConfigError for numbers for which `tokenizers` takes all memory, then aborts the process, or all time."""
+    """Raise ConfigError for sizes with which `tokenizers` would exhaust memory, or never end."""
     growth = 1
 
     def check(node: dict[str, Any]) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class TokenizerFactory(Protocol):
 
 
 def identity(factory: TokenizerFactory) -> list[object]:
-    """What two factories have in common if they train the same tokenizer."""
+    """Key that is equal for factories that train the same tokenizer."""
     settings = {"hash": factory.hash} if isinstance(factory, TextTokenizer) else asdict(factory)  # type: ignore
     return [type(factory).__module__, type(factory).__qualname__, settings]
 

@@ -13,11 +13,11 @@ VECTOR_MATH = "acos asin atan cos erf erfc erfinv exp log log10 log2 sin sqrt ta
 
 
 def choose_kernels() -> None:
-    """Call each of VECTOR_MATH once, in both precisions of oneMKL, before anything trains or evaluates a model.
+    """Work around PyTorch issue 188792: call each of VECTOR_MATH once, in both precisions of oneMKL, on one thread.
 
-    oneMKL chooses the kernel of each at its first call. If several threads make that call at once, one of them may
-    compute its share with the least accurate kernel, so that RoPE's first table differs from its second (PyTorch issue
-    188792). A call on one element runs on one thread, and makes the choice for the whole process.
+    oneMKL selects the kernel of a function at its first call. When several threads make that call at once, one of them
+    may use a less accurate kernel, so the first RoPE table of a process would differ from later ones. A call on a
+    single element runs on one thread, and selects the kernel for the whole process.
     """
     for dtype in (torch.float32, torch.float64):
         x = torch.full((1,), 0.5, dtype=dtype, device="cpu")

@@ -23,7 +23,7 @@ def reference_attention(
     scale: float | None = None,
     relation: Relation | None = None,
 ) -> Tensor:
-    """Attention written out (Vaswani et al. 2017, eq. 1): the fused kernel's reference, and soft-capped.
+    """Scaled dot-product attention in plain PyTorch (Vaswani et al. 2017, eq. 1), with optional soft-capping.
 
     `query (B, H, Tq, Dh)`, `key` and `value (B, Hkv, Tk, Dh)`, additive `mask` that broadcasts to `(B, H, Tq, Tk)`.
     `scale` multiplies the scores (None: 1 / sqrt(Dh)), and `softcap` bounds them to ±softcap by a tanh before the mask
@@ -42,7 +42,7 @@ def attention_scores(
     scale: float | None = None,
     relation: Relation | None = None,
 ) -> Tensor:
-    """What the softmax of attention is taken of, float32 `(B, H, Tq, Tk)`; arguments as of `reference_attention`."""
+    """The scores before the softmax, float32 `(B, H, Tq, Tk)`; arguments as in `reference_attention`."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     scores: Tensor = (query @ key.transpose(-1, -2)).float()
     if relation is not None:
@@ -54,9 +54,9 @@ def attention_scores(
 
 
 class SoftmaxAttention(Mixer):
-    """Base of attention: a softmax over the scores of those keys that a query sees by `mask`, and by its kernel.
+    """Base class of softmax attention: selects the kernel, applies the mask and counts FLOPs.
 
-    widths: of all heads' keys and values together, which both products of a query and a key cost. Others: see
+    widths: key width plus value width, summed over heads; sets the FLOPs per visible key. Other arguments: see
     `GroupedQueryAttention`.
     """
 
@@ -103,7 +103,7 @@ class SoftmaxAttention(Mixer):
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext, lookup: Lookup | None
     ) -> Tensor:
-        """Mix values `(B, H, Tq, Dv)`; without a mask where none is needed, since kernels are faster then."""
+        """Attention output `(B, H, Tq, Dv)`. Builds a mask only where one is needed: kernels are faster without."""
         is_fused = self.kernel == "sdpa"
         needs_mask = not is_fused or self.sinks is not None or context.needs_mask(self.mask, lookup)
         mask = context.mask(self.mask, lookup, query.dtype if is_fused else torch.float32) if needs_mask else None
@@ -136,7 +136,7 @@ class SoftmaxAttention(Mixer):
 
 
 def must_repeat_heads(query: Tensor, masked: bool) -> bool:
-    """Whether no fused kernel for the queries lets heads share keys and values.
+    """Whether keys and values must be repeated, because no fused kernel for these queries supports grouped heads.
 
     On CUDA, only flash attention does (torch 2.13), which has neither masks nor float32; PyTorch would write the scores
     of all heads out instead.
@@ -266,7 +266,7 @@ class GroupedQueryAttention(SoftmaxAttention):
         return self.output(mixed.flatten(2))  # type: ignore[no-any-return]
 
     def bind_position(self, position: Position) -> None:
-        """Write attention out for vectors that no fused kernel adds."""
+        """Select the reference kernel for encodings that add vectors to keys and values: no fused kernel does."""
         if has_relation(position):
             if self.wants_fused:
                 raise ValueError(
@@ -275,7 +275,7 @@ class GroupedQueryAttention(SoftmaxAttention):
             self.kernel = "reference"
 
     def bind_first_layer(self, first: Mixer) -> None:
-        """Have the first layer keep its values, if this one mixes them into its own."""
+        """Make the first layer share its values, if this layer has a value residual."""
         if self.value_residual is None:
             return
         sizes = (self.n_kv_heads, self.head_dim)
@@ -287,7 +287,7 @@ class GroupedQueryAttention(SoftmaxAttention):
         first.keeps_values = True
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> LayerCache:
-        """An empty cache for `length` tokens, of which a layer with a window or chunks keeps as many as these hold."""
+        """An empty cache for `length` tokens; with a window or chunks, for at most as many tokens as these span."""
         slots = min(length, self.mask.reach or length)
         return new_layer_cache(batch_size, self.n_kv_heads, slots, self.head_dim, dtype, device)
 
@@ -325,6 +325,6 @@ class MultiQueryAttention(GroupedQueryAttention):
 
 
 def require_kv_heads(n_kv_heads: int, wanted: int, rule: str) -> None:
-    """Raise ValueError with the `rule` unless `n_kv_heads` is the wanted number."""
+    """Raise ValueError, which states the `rule`, unless `n_kv_heads` has the required value."""
     if n_kv_heads != wanted:
         raise ValueError(f"n_kv_heads={n_kv_heads}: {rule}; leave n_kv_heads out, or choose attention=gqa")

@@ -1,4 +1,4 @@
-"""Which keys a query sees, and what the layers of one forward pass share: token positions, masks, cache lookups."""
+"""Which keys a query sees, and what all layers share in a forward pass: positions, masks, cache lookups."""
 
 from copy import copy
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from .state import Lookup
 
 
 class Mask(NamedTuple):
-    """A query sees the keys up to its own position, and no others, but for what these say together.
+    """The rule of which keys a query sees: causal, further restricted or extended by these settings.
 
     `sees` works on whole tensors, and on single elements as a `mask_mod` of `flex_attention`.
 
@@ -41,7 +41,7 @@ class Mask(NamedTuple):
 
     @property
     def reach(self) -> int | None:
-        """The most keys that a query sees up to its own position, and so all that a cache needs; None for any."""
+        """Largest number of keys that a query sees, so the number of slots that a cache needs; None: unlimited."""
         return self.chunk if self.window is None else self.window
 
     def mean_keys(self, length: int) -> float:
@@ -57,19 +57,19 @@ CAUSAL = Mask()
 
 
 def triangles(length: int, size: int) -> int:
-    """Pairs of a query and a key that does not follow it, within parts of `size` of a sequence of `length` tokens."""
+    """Number of causal (query, key) pairs when a sequence of `length` tokens is cut into chunks of `size`."""
     whole, rest = divmod(length, size)
     return (whole * size * (size + 1) + rest * (rest + 1)) // 2
 
 
 class AttentionContext:
-    """What the layers of one forward pass share: token positions, RoPE's tables, cache lookups and masks.
+    """Shared by all layers in a forward pass: token positions, RoPE's tables, cache lookups and masks.
 
     cache_positions: of the tokens in their sequences, `(T,)` without a cache; `(B, T)` with one, or `(1, T)` if all
     sequences are equally long.
     starts: where in the sequences their documents start, `(B, T)`; None if tokens see other documents.
     positions: those of the tokens in their documents, or in their sequences.
-    shared: what later layers take of earlier ones, by name.
+    shared: tensors that earlier layers pass on to later ones, by name.
     shortest, longest: bounds on the lengths of the sequences before this pass; shapes may depend on them.
     Masks are cached by rule and dtype, because all layers with the same rule see the same keys.
     """
@@ -89,7 +89,7 @@ class AttentionContext:
         self._masks: dict[tuple[Mask, torch.dtype], Tensor] = {}
 
     def of(self, position: Position) -> "AttentionContext":
-        """The context of a layer with this encoding: this one, or another that all layers with that encoding share."""
+        """The context for layers with this position encoding; layers with the same encoding share one."""
         if position is self.position:
             return self
         if position not in self._others:
@@ -101,7 +101,7 @@ class AttentionContext:
         return self._others[position]
 
     def unshared(self) -> "AttentionContext":
-        """A copy that makes its own masks, for what runs twice, and has to do the same both times."""
+        """A copy with an empty mask cache, for activation checkpointing, whose two passes must do the same work."""
         own = copy(self)
         own._masks = {}
         return own
@@ -118,11 +118,11 @@ class AttentionContext:
         return relation and relation._replace(rows=for_heads(relation.rows, 2))
 
     def key_positions(self, lookup: Lookup | None) -> Tensor:
-        """Of the keys that tokens may see."""
+        """Positions of the keys that the tokens may attend to."""
         return self.cache_positions if lookup is None else lookup.key_positions
 
     def needs_mask(self, rule: Mask, lookup: Lookup | None) -> bool:
-        """Whether attention needs `mask`: unless it is plainly causal, or one new token sees every key that is read."""
+        """Whether an explicit mask is needed; not if attention is plainly causal, or one new token sees all keys."""
         if self.biased or self.starts is not None:
             return True
         n_tokens = self.cache_positions.shape[-1]
@@ -131,7 +131,7 @@ class AttentionContext:
         return self.longest > 0 or rule.prefix is not None or (rule.reach is not None and rule.reach < n_tokens)
 
     def mask(self, rule: Mask, lookup: Lookup | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-        """To add to the scores: the position bias, and -inf for keys that the rule hides.
+        """The additive mask: position bias, and -inf for hidden keys.
 
         `(Tq, Tk)` or `(H, Tq, Tk)` without a cache; `(B, 1, Tq, Tk)` or `(B, H, Tq, Tk)` with one, or with documents.
         """
@@ -146,7 +146,7 @@ class AttentionContext:
         return mask
 
     def mask_of(self, rule: Mask, keys: Tensor) -> Tensor:
-        """`mask` in float32 for the keys at these positions."""
+        """The float32 mask for keys at the positions `keys`."""
         start = 0 if self.starts is None else self.starts[..., None]
         seen = for_heads(rule.sees(self.positions[..., None], keys[..., None, :] - start), 2)
         bias = self.position.bias(self.cache_positions, keys)

@@ -1,4 +1,4 @@
-"""Options of attention: norms of queries and keys, sinks, and values mixed with those of the first layer."""
+"""Options of attention: query and key norms, sinks, value residuals."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ VALUES = "values"  # of the first layer, in `AttentionContext.shared`
 
 
 def check_qk_norm(qk_norm: str | None, qk_gain: str, qk_bias: bool | None, rotated: bool) -> None:
-    """Raise ValueError for an unknown kind of norm, or a setting that it has no use for."""
+    """Raise ValueError for an unknown kind of norm, or a setting that has no effect on it."""
     if qk_norm not in (None, "head", "projection"):
         raise ValueError(f"attention.qk_norm={qk_norm}: unknown; choose head, projection or null")
     if qk_gain not in ("shared", "heads", "none"):
@@ -36,7 +36,7 @@ def check_qk_norm(qk_norm: str | None, qk_gain: str, qk_bias: bool | None, rotat
 def norm_of_heads(
     norm: Norm, n_heads: int, head_dim: int, qk_norm: str, qk_gain: str, qk_bias: bool | None
 ) -> nn.Module:
-    """The norm of the queries, or of the keys, of `n_heads` heads. Raises ValueError if the model's cannot be it."""
+    """The norm of the queries, or of the keys, of `n_heads` heads. Raises ValueError if the norm lacks an option."""
     factory = norm.func if isinstance(norm, partial) else norm
     if factory is NoNorm:
         raise ValueError(f"attention.qk_norm={qk_norm}: the model's norm does nothing; choose a norm, or null")

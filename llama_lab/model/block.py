@@ -12,7 +12,7 @@ from .state import State
 
 
 class Scale(nn.Module):
-    """Multiplies what a branch adds to the residual stream by a number, which is constant or `learned` from there."""
+    """Multiplies the output of a residual branch by a constant, or by a `learned` scalar that starts there."""
 
     def __init__(self, value: float, learned: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a decoder costs: parameters, FLOPs and bytes of state, as its modules report them.
+"""Parameters, FLOPs and state bytes of a decoder, as its modules report them.
 
 `nn.Linear` is counted as used once per token. A module that uses its matrices in another way (conditionally, more than
 once, without `nn.Linear`) reports its cost, children included, with two methods:
@@ -93,12 +93,12 @@ def count(module: nn.Module) -> int:
 
 
 def ask_mixers(model: Decoder, hook: str, *args: object) -> int:
-    """Sum of a hook's values over all mixers."""
+    """Sum of a hook's results over all mixers."""
     return sum(ask(f"blocks.{i}.attention", mixer, hook, *args) for i, mixer in enumerate(model.mixers))
 
 
 def ask(name: str, module: nn.Module, hook: str, *args: object, most: float = math.inf) -> Any:
-    """The value of a module's hook. Raises ValueError unless it is a finite number from 0 to `most`."""
+    """Call a module's hook. Raises ValueError unless the result is a finite number from 0 to `most`."""
     answer: Any = getattr(module, hook)(*args)
     if not (isinstance(answer, Real) and math.isfinite(answer) and 0 <= float(answer) <= most):
         bounds = "a number, at least 0" if most == math.inf else f"a number from 0 to {most:,}"
@@ -127,7 +127,7 @@ def cost_units(module: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]
 
 
 def flops_per_token(units: list[tuple[str, nn.Module]], seq_len: int, dense: bool = False) -> float:
-    """FLOPs of one token's forward pass: what units report, and two per weight of every other nn.Linear."""
+    """Forward FLOPs per token: what modules report, plus two per weight of every other nn.Linear."""
     total: float = 0
     for name, unit in units:
         if isinstance(unit, nn.Linear) and not reports_cost(unit):
@@ -144,7 +144,7 @@ def reports_cost(module: nn.Module) -> bool:
 
 
 def covers_own_matrices(module: nn.Module) -> bool:
-    """Whether a module's cost covers all its matrices; one that a user's class inherits from ours may not."""
+    """Whether a module's reported cost covers all its matrices; a cost inherited by a user's subclass may not."""
     author = next((kind for kind in type(module).__mro__ if "flops_per_token" in vars(kind)), None)
     return author is not None and (is_foreign(author) or not is_foreign(type(module)))
 

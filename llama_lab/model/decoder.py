@@ -1,4 +1,4 @@
-"""The decoder-only language model: embeddings, blocks, head. It knows no component by name, only their factories."""
+"""The decoder-only language model: embeddings, blocks, head. Components are built by factories."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
@@ -22,16 +22,16 @@ LARGEST = 2**30  # of any size, so that the bytes of a matrix fit into 64 bits
 class Decoder(nn.Module):
     """A decoder built from one component per slot; each slot is a factory.
 
-    Factories receive the arguments that they name: those of position, attention and ffn the sizes below and norm, those
-    of attention and ffn also layer, counted from 0, those of position also layers, in which they act, and that of init
-    n_layers.
+    Each factory is called with those of the following arguments that its signature names. position, attention and ffn:
+    the sizes below, and norm. attention and ffn also: layer, counted from 0. position also: layers, those in which it
+    acts. init: n_layers.
 
     vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, hidden_dim, max_seq_len: sizes, named as in LLaMA.
-    layers: what some layers have instead, each with the layers that it is `at`, counted from 0; a later one wins.
+    layers: overrides of components and sizes for the layers `at`, counted from 0; later entries win.
     dropout: on the embeddings and on every residual branch (Vaswani et al. 2017, section 5.4).
     embedding, norm, position, attention, ffn, block, init: the components.
     seed: of the initial parameters; see `init.py`.
-    document_start_id: the token with which a document starts, if tokens see only their own, from position 0 on.
+    document_start_id: id of the token that starts a document, if attention must not cross documents; else None.
     Raises ValueError, its message beginning with the setting at fault.
     """
 
@@ -115,7 +115,7 @@ class Decoder(nn.Module):
     def forward(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
         """Logits `(B, T, V)` for the token after each of `tokens (B, T)`, which follow those in `state`.
 
-        Raises ValueError if positions or the state have no room for them, or the state has another batch size.
+        Raises ValueError if positions or the state are exhausted, or the state has another batch size.
         """
         return self.embedding.logits(self.hidden_states(tokens, state))
 
@@ -124,7 +124,7 @@ class Decoder(nn.Module):
         return head_loss(self.embedding, self.hidden_states(tokens), targets, z_loss)
 
     def hidden_states(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
-        """The input of the head, `(B, T, D)`; see `forward`."""
+        """Final hidden states `(B, T, D)`, the input of the head; see `forward`."""
         B, T = tokens.shape
         if state is None:
             positions, shortest, longest = torch.arange(T, device=tokens.device), 0, 0
@@ -142,7 +142,7 @@ class Decoder(nn.Module):
     def attention_context(
         self, tokens: Tensor, at: Tensor, shortest: int, longest: int, state: DecoderState | None
     ) -> AttentionContext:
-        """What all layers share of a pass over `tokens (B, T)` at these positions; `state` learns of new documents."""
+        """The context of a forward pass over `tokens (B, T)`; records new document starts in `state`."""
         if self.document_start_id is None:
             return AttentionContext(self.position, at, shortest, longest)
         before = 0 if state is None else state.starts[:, None]
@@ -152,14 +152,14 @@ class Decoder(nn.Module):
         return AttentionContext(self.position, at, shortest, longest, starts)
 
     def mask_prefix_targets(self, targets: Tensor) -> Tensor:
-        """`targets (B, T)`, but IGNORE for those within a prefix: the model sees them."""
+        """`targets (B, T)` with IGNORE inside the prefix, whose tokens the model sees."""
         if not self.prefix:
             return targets
         seen = torch.arange(targets.shape[1], device=targets.device) < self.prefix - 1
         return targets.masked_fill(seen, IGNORE)
 
     def run_blocks(self, tokens: Tensor, context: AttentionContext, states: Sequence[State] | None = None) -> Tensor:
-        """Embeddings, blocks and the last norm: `tokens (B, T)` to `(B, T, D)`, updating the `states` of the mixers."""
+        """Embeddings, blocks and final norm: `tokens (B, T)` to `(B, T, D)`; updates the mixers' `states` in place."""
         x = self.dropout(self.position.embed(self.embedding(tokens), context.positions))
         for i, block in enumerate(self.blocks):
             x = block(x, context.of(self.position_at(i)), None if states is None else states[i])
@@ -173,8 +173,8 @@ class Decoder(nn.Module):
     def new_state(self, batch_size: int, context: int | None = None, dtype: torch.dtype | None = None) -> DecoderState:
         """An empty state for `context` tokens (default: `max_seq_len`), in `dtype` (default: the model's).
 
-        It slides if the states of all layers stop growing within the context. Raises ValueError for a mixer without
-        `new_state`, a state whose first dimension is not the batch, or an unsupported `dtype`.
+        It slides, and accepts any number of tokens, if no layer needs more than `context` of them. Raises ValueError
+        for a mixer without `new_state`, a state whose first dimension is not the batch, or an unsupported `dtype`.
         """
         weight = self.embedding.tokens.weight
         context, dtype = context or self.max_seq_len, dtype or weight.dtype
@@ -198,15 +198,15 @@ class Decoder(nn.Module):
         return DecoderState(layers, lengths, starts, context, slides)
 
     def position_at(self, layer: int) -> Position:
-        """The encoding whose hooks act in a layer, counted from 0."""
+        """The position encoding that acts in a layer, counted from 0."""
         return self.encoding_of(layer).at_layer(layer)
 
     def encoding_of(self, layer: int) -> Position:
-        """The encoding that a layer, counted from 0, has alone or with others."""
+        """The encoding module of a layer, counted from 0; other layers may share it."""
         return self._positions.get(layer, self.position)
 
     def length_error(self, length: int) -> str:
-        """Which position encoding ends before `length` tokens do, in words; empty if none does."""
+        """Error message if a position encoding supports fewer than `length` positions; empty if none does."""
         for one in self.encodings:
             if one.max_positions is not None and length > one.max_positions:
                 return f"{type(one).__name__.lower()} positions end at {one.max_positions}"
@@ -214,7 +214,7 @@ class Decoder(nn.Module):
 
     @property
     def encodings(self) -> list[Position]:
-        """The encodings of all layers, the usual one first."""
+        """All position encodings, the default one first."""
         return [self.position, *cast(Iterable[Position], self.other_positions)]
 
     @property
@@ -230,7 +230,7 @@ class Decoder(nn.Module):
 
 
 def check_positions(usual: Position, *others: Position) -> None:
-    """Raise ValueError for an encoding that does not act in layers, if they have several."""
+    """Raise ValueError if layers have different encodings and one of them is added to the embeddings."""
     for one in (usual, *others) if others else ():
         if type(one).embed is not Position.embed:
             raise ValueError(

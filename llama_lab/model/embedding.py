@@ -1,4 +1,4 @@
-"""The two ends of the decoder: token embeddings in, logits out, with one table for both where they are tied."""
+"""Token embeddings and the output head, which share one table if tied."""
 
 import torch
 from torch import Tensor, nn
@@ -61,10 +61,10 @@ class Embedding(nn.Module):
         return self.logit_softcap * torch.tanh(logits / self.logit_softcap)
 
     def scaled(self, x: Tensor) -> Tensor:
-        """What the head reads of `x (B, T, D)`, smaller than logits: the map is linear, and scales with its input."""
+        """`x (B, T, D)` times logit_scale: scaling the head's input is cheaper than scaling the logits."""
         return x if self.logit_scale == 1 else x * self.logit_scale
 
 
 def is_plain(linear: nn.Module) -> bool:
-    """Whether a call of `linear` is a product and nothing else: a user's subclass or hook would not be called."""
+    """Whether `linear` is exactly nn.Linear without hooks, so that its product may be computed elsewhere."""
     return type(linear) is nn.Linear and not linear._forward_hooks and not linear._forward_pre_hooks

@@ -1,4 +1,4 @@
-"""What a position encoding is: four hooks, of which it overrides the one that it is.
+"""The interface of position encodings: four hooks, one of which an encoding overrides.
 
 `embed` adds to the token embeddings (sinusoidal, learned), `rotation` rotates queries and keys (RoPE), `bias` is added
 to the attention scores (ALiBi, relative), and `relation` has vectors that are added to keys and values by distance
@@ -35,7 +35,7 @@ class Rotation(Tables):
         return Rotate.apply(x.float(), self).type_as(x)  # type: ignore[no-any-return, no-untyped-call]
 
     def turn(self, x: Tensor, sin: Tensor) -> Tensor:
-        """Rotate `x` by the angles of these cosines and `sin`: three passes over memory, and no copies."""
+        """Rotate `x` given cosine factors and `sin`, in three passes over memory without copies."""
         half = self.cos.shape[-1]
         if self.interleaved:
             first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
@@ -59,7 +59,7 @@ class Rotation(Tables):
 
 
 class Rotate(torch.autograd.Function):
-    """A rotation, whose gradient is rotated back."""
+    """Autograd function of a rotation; its backward pass is the inverse rotation."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rotation: Rotation) -> Tensor:
@@ -75,9 +75,9 @@ class Rotate(torch.autograd.Function):
 
 
 def rotate(rotation: Rotation, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys; at once if they are of a single token, since calls take the time then.
+    """Rotate queries and keys; in one call for a single token, where call overhead dominates.
 
-    A rotation of a user's own may tell heads apart, and is called for each.
+    A user's rotation may treat heads differently, and is called once for queries and once for keys.
     """
     if type(rotation) is not Rotation or query.shape[2] > 1 or torch.is_grad_enabled():
         return rotation(query), rotation(key)
@@ -88,8 +88,8 @@ def rotate(rotation: Rotation, query: Tensor, key: Tensor) -> tuple[Tensor, Tens
 class Relation(NamedTuple):
     """Vectors to add to the key and the value that a query sees, one of R for each pair (Shaw et al. 2018, section 3).
 
-    rows: which of them, int64 `(..., Tq, Tk)`. keys, values: the vectors, `(H or 1, R, Dh)`; values may be None. A key
-    beyond the Tk has none.
+    rows: which of them, int64 `(..., Tq, Tk)`. keys, values: the vectors, `(H or 1, R, Dh)`; values may be None. Keys
+    beyond Tk have none.
     """
 
     rows: Tensor
@@ -114,7 +114,7 @@ class Relation(NamedTuple):
 
 
 class Position(nn.Module):
-    """No position encoding (Kazemnejad et al. 2023, NoPE), and the base of the others: every hook does nothing.
+    """Base class of position encodings, and no encoding (NoPE, Kazemnejad et al. 2023): all hooks do nothing.
 
     An encoding is built with those of the decoder's sizes that its `__init__` names, and with `layers`, the numbers of
     those in which it acts. One instance serves them all; override `at_layer` to change that. max_positions: how many

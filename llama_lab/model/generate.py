@@ -1,4 +1,4 @@
-"""Text generation: each prompt is read into its row of the state, then every step adds a token to each row."""
+"""Text generation: prefill each prompt into its row of the state, then decode one token per row and step."""
 
 import functools
 from collections import Counter
@@ -66,7 +66,7 @@ class Sampling:
     def draw(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """A token for each row of `logits (B, V)`, each with its own generator: int64 `(B,)`, on the CPU.
 
-        It is the first whose cumulative probability exceeds a uniform number, so never one of probability 0.
+        Inverse transform sampling: a token of probability 0 is never drawn.
         """
         if self.temperature == 0:
             return logits.argmax(-1).cpu()
@@ -88,10 +88,9 @@ def generate(
     cache_dtype: torch.dtype | None = None,
     compiled: bool = False,
 ) -> Iterator[Step]:
-    """Continue all `prompts`, by one token each per step; `model` should be in evaluation mode.
+    """Yield one new token per prompt and step; `model` should be in evaluation mode.
 
-    A step holds the new token of each sequence, and None for those that have ended, with `eot_id` as their last token.
-    There are `max_new_tokens` steps, or fewer if all sequences end before.
+    Sequences that have generated `eot_id` yield None. Stops after `max_new_tokens` steps, or when all have ended.
     sampling: default: temperature 1.
     seed: each sequence has its own generator, seeded by `seed` and the number of equal prompts before it, so that a
         text does not depend on its batch, and a prompt that is given twice is continued in two ways.
@@ -138,9 +137,9 @@ def _steps(
 
 
 def prefill(model: Decoder, prompts: Sequence[Sequence[int]], state: DecoderState) -> Tensor:
-    """Read each prompt into its row of `state`; logits `(B, V)` for the tokens after them.
+    """Fill `state` with the prompts; returns the logits `(B, V)` after each.
 
-    They are read one by one, so that prompts of different lengths need no padding, and none affects another's numbers.
+    Prompts are processed one by one: no padding, and no prompt affects the numbers of another.
     """
     device = model.embedding.tokens.weight.device
     last = [model.hidden_states(torch.tensor([p], device=device), state.row(i))[:, -1] for i, p in enumerate(prompts)]
@@ -163,7 +162,7 @@ def eager_step(model: Decoder, state: DecoderState) -> Callable[[Tensor], Tensor
 
 
 def compiled_step(model: Decoder, state: DecoderState) -> Callable[[Tensor], Tensor]:
-    """The same as one compiled graph, whose shapes never change: it attends to all slots, behind a mask.
+    """The same as a compiled graph with static shapes: it attends to all slots, with a mask.
 
     On a GPU it is replayed as a CUDA graph, which needs the state to stay where it is, and positions to be a tensor.
     """
@@ -183,7 +182,7 @@ def compiled_step(model: Decoder, state: DecoderState) -> Callable[[Tensor], Ten
 
 @functools.cache
 def _compile_static_step() -> Callable[[Decoder, Tensor, Tensor, DecoderState], Tensor]:
-    """Compiled once: it recompiles itself for each model and size. Not on import, which would take seconds."""
+    """The compiled step, made at first use; torch.compile specialises it for each model and size."""
     return torch.compile(_static_step, mode="reduce-overhead", dynamic=False)
 
 

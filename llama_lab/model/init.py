@@ -94,7 +94,7 @@ class Table(nn.Embedding):
         super().__init__(rows, dim)
 
     def reset_parameters(self) -> None:
-        """Leave the values to `initialise`: a table is never used before it."""
+        """Does nothing: `initialise` draws the values."""
 
 
 def parameter_generator(seed: int, name: str) -> torch.Generator:
@@ -127,7 +127,7 @@ def initialise(model: nn.Module, weight_init: WeightInit, seed: int) -> None:
 
 @contextmanager
 def on_cpu(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Inside, parameters have their values on the CPU, and what is created is there: devices draw different numbers."""
+    """Context manager: parameters and new tensors are on the CPU, since devices draw different random numbers."""
     homes = [p.data for p in parameters]
     for p in parameters:
         p.data = p.data.cpu()
@@ -167,9 +167,9 @@ def draw_weights(
 
 @contextmanager
 def linear_on_meta(enabled: bool) -> Iterator[None]:
-    """Inside, if `enabled`, linear maps are built on the meta device, without memory, for `draw_weights` to fill later.
+    """Context manager: if `enabled`, build linear layers on the meta device, for `draw_weights` to fill later.
 
-    The rest of a model is small, or read before it is moved to its device, as the token table is.
+    All other parameters are small, or needed before the model is moved to its device, such as the token table.
     """
 
     def place(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:

@@ -120,9 +120,9 @@ class LatentAttention(SoftmaxAttention):
     def _attend_absorbed(
         self, plain: Tensor, turned: Tensor, seen: Tensor, context: AttentionContext, lookup: Lookup
     ) -> Tensor:
-        """The same with what the cache holds as the only key and value of all heads, `seen (B, 1, S, kv_rank + Dh)`.
+        """The same, attending directly to the cached latents `seen (B, 1, S, kv_rank + Dh)`, shared by all heads.
 
-        The maps from latents to keys and values apply to queries and to what was mixed instead (section 2.1.2).
+        The up-projections are applied to queries and to the output instead (section 2.1.2).
         """
         up = self.latent_up.weight.view(self.n_heads, -1, self.kv_rank)
         to_key, to_value = up.split_with_sizes((self.nope_dim, self.value_dim), 1)

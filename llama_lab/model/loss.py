@@ -1,8 +1,8 @@
-"""The loss of the head's logits, which never exist all at once.
+"""Chunked cross-entropy without full logits.
 
-They are the largest tensor of a training step: as float32, 128 kB per token at a vocabulary of 32,000, and as much
-again for their gradient. Here they are made for a chunk of tokens at a time, and turned in place into their gradient,
-which is multiplied into those of head and input at once. That is exact to rounding, and costs no product more.
+Logits are the largest tensor of a training step: in float32, 128 kB per token at a vocabulary of 32,000, and as much
+again for their gradient. Here the forward pass computes the logits of one chunk of tokens at a time, turns them in
+place into their gradient, and accumulates the gradients of head and input: exact to rounding, with no extra products.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ CHUNK = {"cpu": 2**20, "cuda": 2**27}
 
 
 def head_loss(embedding: Embedding, x: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of the logits of `x (B, T, D)` against `targets (B, T)`, and the objective, which adds the z-loss.
+    """Cross-entropy of `x (B, T, D)` through the head against `targets (B, T)`, and the objective with z-loss.
 
     Both are sums over tokens, in float32 or better; negative targets add nothing. The z-loss is `z_loss` times the
     squared log-partition. Only the objective has a gradient.
@@ -41,7 +41,7 @@ def head_loss(embedding: Embedding, x: Tensor, targets: Tensor, z_loss: float = 
 
 
 def plain_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
-    """`head_loss` of given `logits (B, T, V)`: for heads and hooks of a user's own, and the reference of the other."""
+    """`head_loss` from full `logits (B, T, V)`: for custom heads, and the reference of the chunked one."""
     logits, targets = logits.to(wide_type(logits.dtype)).flatten(0, -2), targets.flatten()
     nll = F.cross_entropy(logits, targets.clamp(min=-1), ignore_index=-1, reduction="sum")
     if not z_loss:
@@ -50,7 +50,7 @@ def plain_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Te
 
 
 class ChunkedLoss(torch.autograd.Function):
-    """See `head_loss`. The gradients are computed with the loss, while a chunk's logits are at hand."""
+    """Autograd function of `head_loss`: the forward pass also computes the gradients, chunk by chunk."""
 
     @staticmethod
     def forward(

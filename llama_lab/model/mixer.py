@@ -1,7 +1,7 @@
-"""The mixer of a block: attention, or whatever stands in its place. Only here do tokens see earlier tokens.
+"""The interface of mixers: attention, or what replaces it. Only in the mixer do tokens see other tokens.
 
-A factory of mixers receives those of these arguments that it names: dim, n_heads, n_kv_heads, head_dim, hidden_dim,
-max_seq_len, n_layers, norm, and layer, counted from 0.
+A factory of mixers is called with those of these arguments that its signature names: dim, n_heads, n_kv_heads,
+head_dim, hidden_dim, max_seq_len, n_layers, norm, and layer, counted from 0.
 """
 
 from abc import ABC, abstractmethod
@@ -53,7 +53,7 @@ class Mixer(nn.Module, ABC):
     def bind_position(self, position: Position) -> None:
         """Called when the model is built, with the position encoding of the layer.
 
-        Raises ValueError for one whose vectors the mixer would leave out.
+        Raises ValueError for an encoding that the mixer would ignore.
         """
         if has_relation(position) and not self.relations:
             raise ValueError(
@@ -62,9 +62,9 @@ class Mixer(nn.Module, ABC):
             )
 
     def bind_first_layer(self, first: "Mixer") -> None:
-        """Called when the model is built, with the first layer's mixer, by those of later layers; default: nothing.
+        """Called on later layers when the model is built, with the first layer's mixer; does nothing by default.
 
-        What a later layer takes of it goes by `context.shared`. Raises ValueError for a mixer that has no such thing.
+        Tensors are passed on in `context.shared`. Raises ValueError if the first mixer has not what this one needs.
         """
 
     def active_params(self) -> int:

@@ -1,7 +1,7 @@
-"""A model made ready to write text token by token: maps of one input become one product, from outside the model.
+"""Prepare a model for decoding, from outside: linear layers with the same input are fused into one product.
 
-A token's products are limited by what each call costs and by reading the weights, so fewer and larger ones are faster,
-and so are weights that are read along their longer side. Training has many tokens per product, and gains nothing.
+Products with a single token are limited by call overhead and by reading the weights: fewer, larger ones are faster, and
+so are weights stored along their longer side. Training, with many tokens per product, gains nothing.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ OF_ONE_INPUT = (("query", "key", "value"), ("query", "latent"), ("gate", "up"), 
 
 
 class Pack:
-    """One product in the place of several maps: the first one called computes all, and the others take their parts."""
+    """Fuses linear layers: the first call computes the product of all, later calls return their slices."""
 
     def __init__(self, maps: list[nn.Linear]) -> None:
         self._maps, self._weight = maps, join([linear.weight for linear in maps], for_token=True)
@@ -32,7 +32,7 @@ class Pack:
             linear.forward = self._part(number)  # type: ignore[assignment, method-assign]
 
     def undo(self) -> None:
-        """Let each map compute its own product again."""
+        """Restore the layers."""
         for linear in self._maps:
             del linear.forward
         join([linear.weight for linear in self._maps])
@@ -54,10 +54,10 @@ class Pack:
 
 @contextmanager
 def packed(model: nn.Module) -> Iterator[None]:
-    """Inside, the maps of OF_ONE_INPUT of each module of ours are one product; a user's class is left as it is.
+    """Context manager: fuse the layers of OF_ONE_INPUT in each of our modules; users' classes are left alone.
 
-    Their parameters become views of the pack, and stay that, so that it takes no memory of its own. On a CPU, a pack
-    with more rows than columns is kept by columns while inside.
+    Parameters become, and stay, views of the fused weight, which so takes no extra memory. On a CPU, a weight with more
+    rows than columns is stored by columns inside.
     """
     packs = [Pack(maps) for module in model.modules() if (maps := maps_of_one_input(module))]
     try:
@@ -68,7 +68,7 @@ def packed(model: nn.Module) -> Iterator[None]:
 
 
 def maps_of_one_input(module: nn.Module) -> list[nn.Linear]:
-    """The maps of a module of ours that can be one product; none if one is a user's, has hooks or is packed already."""
+    """The layers of a module that can be fused; none for a user's class, with hooks, or if already fused."""
     if not type(module).__module__.startswith(f"{__package__}."):
         return []
     names = next((names for names in OF_ONE_INPUT if all(hasattr(module, name) for name in names)), ())
@@ -79,11 +79,10 @@ def maps_of_one_input(module: nn.Module) -> list[nn.Linear]:
 @torch.inference_mode(False)  # else the parameters could never be trained again
 @torch.no_grad()
 def join(tensors: list[Tensor], for_token: bool = False) -> Tensor:
-    """The rows of all `tensors`, which become views of it, unless they have been since an earlier time.
+    """Concatenate `tensors` along the rows; they become views of the result, unless they already are.
 
-    for_token: keep it by columns if a token's product with it is faster then. That of PyTorch's library for CPUs is,
-    1.1 to 4 times as fast for widths of 512 to 8192 and up to 16 tokens, where the rows are shorter than the columns;
-    in bfloat16, or on a GPU, it makes no difference or is slower.
+    for_token: store by columns where a single token's product is faster that way: 1.1 to 4 times as fast on a CPU in
+    float32, for widths of 512 to 8192, up to 16 tokens, and more rows than columns; elsewhere no faster, or slower.
     """
     first, shape = tensors[0], (sum(map(len, tensors)), *tensors[0].shape[1:])
     ends = [tensor.data_ptr() + tensor.nbytes for tensor in tensors]
@@ -100,11 +99,11 @@ def join(tensors: list[Tensor], for_token: bool = False) -> Tensor:
 
 
 class SummedProducts(TorchFunctionMode):
-    """Within this context, `F.linear` of `x (..., 1, in)` is the sum of the products of `x` and each row of weights.
+    """Context manager: computes `F.linear` of `x (..., 1, in)` as an elementwise product and a sum.
 
-    For the compiled decoding step, on a CPU at batch 1, where a product is limited by reading the weights. Of a sum of
-    products the compiler makes a loop that uses all cores and is fused with what surrounds it, while it leaves
-    `F.linear` to the math library's one core. Without this, a step of `python -m benchmarks decode` takes 1.3 times as
+    For the compiled decoding step on a CPU at batch 1, where a product is limited by reading the weights. The compiler
+    turns the sum into a loop that uses all cores and fuses with its surroundings, while `F.linear` is left to the math
+    library, on one core. Without this, a step of `python -m benchmarks decode` takes 1.3 times as
     long on two cores (3.44 against 2.60 ms), and 1.2 times on one (best of 360, busy x86-64, torch 2.13.0, 2026-11-22).
     """
 

@@ -1,4 +1,4 @@
-"""The position encodings, of which a model has exactly one; what each may do is in `encoding.py`."""
+"""The position encodings; their interface is in `encoding.py`."""
 
 import math
 from abc import ABC, abstractmethod
@@ -207,7 +207,7 @@ class LongRopeScaling(RopeScaling):
 
 
 def rotary_dim(head_dim: int, fraction: float) -> int:
-    """Number of dimensions that a fraction of a head is, rounded down: 0.4 of 16 is 6, and 0.333333 of 96 is 32."""
+    """Number of rotated dimensions, rounded down: a fraction of 0.4 of 16 is 6, and 0.333333 of 96 is 32."""
     return int(head_dim * fraction + 1e-3)
 
 

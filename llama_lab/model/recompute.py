@@ -1,4 +1,4 @@
-"""Activation checkpointing: parts of a model compute their activations again in the backward pass, to keep fewer.
+"""Activation checkpointing: parts of a model recompute their activations in the backward pass, to save memory.
 
 Chen et al. 2016, section 3; of attention alone, Korthikanti et al. 2022, section 5. Losses and gradients are the same
 to the last bit, dropout included; only the gradient of a trained bias of the scores is summed in another order.
@@ -27,7 +27,7 @@ PARTS: dict[str, Callable[[Decoder], list[nn.Module]]] = {
 
 
 def recompute(model: Decoder, parts: str) -> None:
-    """Make `model` recompute the parts of this name in its backward passes. What has no backward pass stays as it was.
+    """Make `model` recompute the parts of this name in the backward pass; inference is unchanged.
 
     In place: modules and names of parameters are the same. Call it once, before the model is compiled or sharded.
     """
@@ -36,9 +36,9 @@ def recompute(model: Decoder, parts: str) -> None:
 
 
 def recomputed(forward: Forward, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
-    """The output of `forward`, which runs again in the backward pass; without gradients or with a state, it does not.
+    """Call `forward` with checkpointing; without, if gradients are disabled or there is a state.
 
-    Only `x (B, T, D)` is kept, and what `context` already holds.
+    Only `x (B, T, D)` is saved, and what `context` already holds.
     """
     if state is not None or not torch.is_grad_enabled():
         return forward(x, context, state)
@@ -47,7 +47,7 @@ def recomputed(forward: Forward, x: Tensor, context: AttentionContext, state: St
 
 
 def recomputed_flops(model: Decoder, parts: str) -> float:
-    """FLOPs per token that the parts of this name compute again: a whole forward pass of theirs, which is the most.
+    """Upper bound of the recomputed FLOPs per token: a forward pass of the parts of this name.
 
     PyTorch stops after the last tensor that the backward pass needs, so it leaves out the last product of a part.
     """

@@ -1,4 +1,4 @@
-"""What a decoder keeps between tokens: a `State` for each mixer, and the length of each sequence.
+"""Decoding state: a `State` for each mixer, and the length of each sequence.
 
 Attention's is the KV cache: preallocated, and a ring where attention has a window. Position p of a sequence is stored
 in slot p mod S of a layer with S slots, so that the lengths of the sequences determine what is in every slot. Keys are
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 class State:
-    """What one mixer keeps between tokens: tensors whose first dimension is the batch.
+    """The decoding state of one mixer: tensors whose first dimension is the batch.
 
     Mixers update them in place: `row` returns views, and compiled code relies on their addresses.
     """
@@ -31,11 +31,11 @@ class State:
 
 
 class DecoderState:
-    """The states of all layers, and the number of tokens of each sequence.
+    """The decoding state of all layers, and the number of tokens of each sequence.
 
     lengths: int64 `(B,)` on the CPU, so that reading them never waits for a GPU.
     starts: where the present documents start, int64 `(B,)` on the model's device; see `AttentionContext`.
-    context: number of tokens per sequence that fit. A state that `slides` accepts any number.
+    context: maximum number of tokens per sequence; one that `slides` accepts any number.
     """
 
     def __init__(self, layers: list[State], lengths: Tensor, starts: Tensor, context: int, slides: bool) -> None:
@@ -51,7 +51,7 @@ class DecoderState:
         return sum(layer.nbytes for layer in self.layers)
 
     def row(self, index: int) -> "DecoderState":
-        """A view of one sequence, so that its prompt can be read by itself; writes to it change this state."""
+        """A view of one sequence, for its prefill; writes to it change this state."""
         rows = [layer.row(index) for layer in self.layers]
         lengths, starts = (of_all[index : index + 1] for of_all in (self.lengths, self.starts))
         return DecoderState(rows, lengths, starts, self.context, self.slides)

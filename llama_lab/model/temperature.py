@@ -1,4 +1,4 @@
-"""Temperatures of queries by position: factors, as `attention.temperature`, that keep attention sharp in long texts.
+"""Position-dependent temperatures of queries (`attention.temperature`), which keep attention sharp in long texts.
 
 A factor multiplies the scores of a query before the softmax. Each takes positions, integers `(..., T)` from 0, and
 returns float32 of the same shape.

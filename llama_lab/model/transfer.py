@@ -1,4 +1,4 @@
-"""The weights of one decoder in another, as far as their names and shapes carry over."""
+"""Copy weights between decoders whose names and shapes partly agree."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -19,11 +19,11 @@ TOKEN_ROWS = ("embedding.tokens.weight", "embedding.head.weight", "embedding.hea
 
 @dataclass(frozen=True)
 class Transfer:
-    """What became of every tensor of a source and a target, by name.
+    """The outcome for every tensor of source and target, by name.
 
-    taken: as they were. pooled: with fewer key and value heads. rows: of which only the first rows were taken. anew: of
-    the target, with their initial values. left: of the source, without a use. share: of the target's parameters, that
-    are the source's.
+    taken: copied. pooled: copied with fewer key and value heads. rows: only the first rows were copied. anew: target
+    tensors that keep their initial values. left: unused source tensors. share: of the target's parameters that were
+    copied.
     """
 
     taken: tuple[str, ...]
@@ -36,7 +36,7 @@ class Transfer:
 
 @torch.no_grad()
 def transfer(source: Decoder, target: Decoder, kv_heads: str = "mean") -> Transfer:
-    """Copy the weights of `source` over those of `target` that have their name and shape; others keep their values.
+    """Copy the weights of `source` into those of `target` with the same name and shape; others keep their values.
 
     Key and value heads of which `target` has fewer are pooled: see `pool_heads`. Tables of tokens and of learned
     positions share their first rows. On the meta device nothing is copied, and the answer is the same.
@@ -65,9 +65,9 @@ def transfer(source: Decoder, target: Decoder, kv_heads: str = "mean") -> Transf
 
 
 def pool_heads(source: Decoder, target: Decoder, kv_heads: str) -> dict[str, Tensor]:
-    """The key and value projections of `source` with as many heads as `target` has, by name, where these are fewer.
+    """Key and value projections of `source`, pooled to the number of heads in `target`, where these are fewer.
 
-    Each key and value head takes the place of the group of heads whose queries it will serve: as their mean ("mean",
+    Each pooled head replaces the group of heads whose queries it will serve: as their mean ("mean",
     Ainslie et al. 2023, section 2.1), or the first of them ("first"); "random" pools none. Heads are pooled as wholes:
     rotary positions turn every head alike, so that the mean of rotated keys is the rotated mean.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: the last one, and the one before it, since a power cut may tear a file.
+"""Checkpoints on disk: the last one and the previous one, since a power cut may truncate a file.
 
 A checkpoint is a file, or, of a sharded run that is not done, a folder; see `shards.py`.
 """
@@ -46,7 +46,7 @@ def read_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
 
 @cache
 def check_sums(file: Path, *version: int) -> None:
-    """Raise BadZipFile unless the content of a file has the checksums that PyTorch writes, but does not check.
+    """Raise BadZipFile if a file does not match its checksums, which PyTorch writes but does not verify.
 
     This reads the whole file, so each version of it, by inode, size and time, is checked once.
     """
@@ -66,13 +66,13 @@ def load_checkpoint(path: Path, join: Join = torch.cat) -> dict[str, Any]:
 
 
 def model_weights(checkpoint: dict[str, Any], weights: str = "last") -> dict[str, Any]:
-    """The weights in a checkpoint, by their names in the `Decoder`; none if it has no such `weights`, of WEIGHTS."""
+    """The weights in a checkpoint by their names in the `Decoder`; empty if it has none of the kind `weights`."""
     prefix = WEIGHTS[weights]
     return {n.removeprefix(prefix): weight for n, weight in checkpoint["state_dict"].items() if n.startswith(prefix)}
 
 
 def checkpoint_step(checkpoint: Path | None) -> int:
-    """The optimizer step that a checkpoint, one of `newest_whole`, was written after; 0 without one."""
+    """The optimizer step of a checkpoint found by `newest_whole`; 0 for None."""
     return 0 if checkpoint is None else int(load_checkpoint(checkpoint, list)["global_step"])
 
 
@@ -92,7 +92,7 @@ def existing(file: Path) -> list[Path]:
 
 
 def newest_whole(file: Path) -> Path | None:
-    """The checkpoint to resume from: `file`, or the one before it if that is torn, which is printed.
+    """The checkpoint to resume from: `file`, or the previous one if that is damaged, which is printed.
 
     None if there is none. Raises ConfigError if there are some, and none is whole.
     """

@@ -8,7 +8,7 @@ from .json_file import JsonRecord
 
 @dataclass(frozen=True)
 class LengthLoss:
-    """The loss on a token stream that is read in windows of `length` tokens.
+    """The loss on a token stream read in windows of `length` tokens.
 
     loss: mean nats per token; None where there is none, and `note` says why. accuracy: of a probe, the share of answers
         that got the largest logit.
@@ -54,7 +54,7 @@ class CacheLoss:
 
 @dataclass(frozen=True)
 class GenerationSpeed:
-    """Seconds in every round of measuring, `batch_size` sequences at once, up to `context` tokens each.
+    """Seconds per measured round, with `batch_size` sequences of up to `context` tokens.
 
     prefill: to read prompts of `context` tokens. decode: for the next token of every sequence, with the cache.
     uncached: the same without it, which reads the whole context again. Empty where it was not measured.

@@ -1,4 +1,4 @@
-"""A run's folder: `runs/<name>/<arm>/seed=<n>/`, and what may be done to it."""
+"""A run's folder, `runs/<name>/<arm>/seed=<n>/`: its files, and what may change in them."""
 
 import hashlib
 import math
@@ -42,7 +42,7 @@ AS_BEGUN = ("trainer.compile", "auto")  # a setting and the value with which a r
 def arm_name(overrides: list[str]) -> str:
     """A short folder name from the command line's overrides: `norm=layernorm-position=sinusoidal`, or `base` for none.
 
-    Values that no file name should hold are rewritten, and what would be too long ends in a hash.
+    Characters unfit for file names are replaced, and long names end in a hash.
     """
     has_name = any(o.startswith("name=") for o in overrides)
     unnamed = UNNAMED if has_name else (*UNNAMED, "arch")  # without a name of its own, the run has the recipe's
@@ -68,12 +68,12 @@ def locked(folder: Path) -> AbstractContextManager[object]:
 
 
 def write_yaml(content: Any, file: Path) -> None:
-    """Replace a YAML file in one move, with its checksum. `${` in a text is written so that it stays text."""
+    """Replace a YAML file atomically, with its checksum. `${` in a text is escaped."""
     replace_text(file, stamped(OmegaConf.to_yaml(OmegaConf.create(with_text(content, escape)))))
 
 
 def check_no_file(path: Path, runs_dir: str) -> None:
-    """Raise ConfigError if a file is where the folder `path` should be, or a folder above it."""
+    """Raise ConfigError if `path` or one of its parents is a file."""
     if blocked := next((p for p in (path, *path.parents) if p.is_file()), None):
         raise ConfigError(f"runs_dir={runs_dir}: {blocked} is a file; choose a folder")
 
@@ -90,7 +90,7 @@ def is_run(path: Path) -> bool:
 
 
 def read_overrides(path: Path) -> list[str]:
-    """What was typed to start a run; nothing if its folder does not tell."""
+    """The overrides that started a run; empty if not recorded."""
     file = path / OVERRIDES
     with reading(path, OVERRIDES):
         return as_type(list[str], yaml.safe_load(read_stamped(file))) if file.exists() else []
@@ -112,12 +112,12 @@ class RunFolder:
 
     @property
     def environment(self) -> Environment:
-        """What its last session ran on; nothing is known before it starts."""
+        """The environment of its last session; empty before it starts."""
         return Environment.load(self.path) if (self.path / Environment.FILE).exists() else Environment()
 
     @property
     def final_loss(self) -> float | None:
-        """The final validation loss, infinite if the run diverged; None unless it has ended in either way."""
+        """The final validation loss; infinity if the run diverged, None if it has not ended."""
         if (status := self.status) is None or status.status not in ("done", "diverged"):
             return None
         return math.inf if status.status == "diverged" else Summary.load(self.path).metrics["val/loss"]
@@ -128,7 +128,7 @@ class RunFolder:
 
     @property
     def compiled(self) -> bool | None:
-        """Whether the run has begun with its model compiled; None before it starts."""
+        """Whether the run began compiled, which a resumed run repeats; None before it starts."""
         if not (self.path / RESOLVED).exists():
             return None
         return OmegaConf.select(self.config(), "trainer.compile") is True
@@ -138,7 +138,7 @@ class RunFolder:
         Status(status, message).save(self.path)
 
     def check_files(self, setting: str, remedy: str) -> None:
-        """Raise ConfigError, from the `setting` to the `remedy`, if a file that resuming needs is damaged."""
+        """Raise ConfigError, which names `setting` and `remedy`, if a file needed for resuming is damaged."""
         readers: dict[str, Callable[[Path], object]] = {
             Status.FILE: Status.load,
             Environment.FILE: Environment.load,

@@ -1,4 +1,4 @@
-"""Dataclasses in JSON files with checksums, as a run's folder keeps them."""
+"""Dataclasses stored in JSON files with checksums."""
 
 import json
 from collections.abc import Collection, Iterator
@@ -16,10 +16,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class JsonRecord:
-    """A dataclass that a run keeps in the JSON file `FILE` of its folder.
+    """A dataclass stored as the JSON file `FILE` in a run's folder.
 
-    A key is the name of a field, except that the field `metrics` is not nested: it takes every number that no field is
-    named after. What a newer version wrote besides is ignored.
+    Keys are field names, except that the field `metrics` is flattened: it holds all numbers whose keys are no field.
+    Other unknown keys, of newer versions, are ignored.
     The key `checksum` is that of all others. NEEDS: metrics that every file has.
     """
 

@@ -1,4 +1,4 @@
-"""metrics.csv, read: the record of a run that needs no account, survives a kill, and is the source of every report."""
+"""Reading metrics.csv, the source of every report."""
 
 import csv
 import zlib
@@ -28,7 +28,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 
 def read_cells(path: Path) -> list[Cells]:
-    """The same as text; no rows if there is no file. Raises ValueError for a file that is no such table."""
+    """The same as text; empty if there is no file. Raises ValueError for an invalid file."""
     text = path.read_text() if path.exists() else ""
     reader = csv.DictReader(text[: text.rfind("\n") + 1].splitlines(), restkey="", restval="")
     try:
@@ -38,7 +38,7 @@ def read_cells(path: Path) -> list[Cells]:
 
 
 def with_numbers(rows: Iterable[Cells]) -> list[dict[str, float]]:
-    """Rows with their cells as numbers. Raises ValueError for a cell that holds none."""
+    """Rows with numeric cells. Raises ValueError for a cell that is no number."""
     return [{name: float(cell) for name, cell in row.items()} for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""What people call runs: by what differs. Their folders have longer, unique names; see `arm_name`."""
+"""Short names of runs, by what differs between them; folders have longer, unique names, see `arm_name`."""
 
 import re
 from collections import Counter
@@ -32,7 +32,7 @@ def short_name(recipe: str, overrides: Sequence[str], shared: Collection[str] | 
 
 
 def short_names(records: Sequence[Record]) -> list[str]:
-    """What each run's arm is called among the others; a name that two arms would have is that of their folders."""
+    """The short name of each run's arm among the others; ambiguous ones are replaced by folder names."""
     typed = [{override_key(o): o for o in record.overrides} for record in records]
     shared = {key for key, value in typed[0].items() if all(of_run.get(key) == value for of_run in typed)}
     names = {

@@ -1,4 +1,4 @@
-"""The record of a run: its folder, read."""
+"""The typed record of a run, read from its folder."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ MISSING = "missing"
 
 @dataclass(frozen=True)
 class Record:
-    """A run's folder, read. Losses are in nats per token.
+    """The contents of a run's folder. Losses are in nats per token.
 
     status: running, interrupted, pruned, done, diverged, failed; "missing" for a run that a study lists but that left
     nothing. message: why, in one line. overrides: what was typed. settings: the resolved config; config: on one level
@@ -62,7 +62,7 @@ class Record:
 
 
 def every_run(path: Path) -> list[Path]:
-    """The path itself and the folders below it, as far as they are runs. Raises ConfigError as `is_run` does."""
+    """All runs at or below a path. Raises ConfigError as `is_run` does."""
     folders = {file.parent for name in (Status.FILE, RESOLVED) for file in path.rglob(name)}
     return sorted(folder for folder in folders if is_run(folder))
 
@@ -100,17 +100,17 @@ def read_record(path: Path) -> Record:
 
 
 def started(records: Iterable[Record]) -> list[Record]:
-    """Those that left anything."""
+    """The records whose runs have started."""
     return [record for record in records if record.status != MISSING]
 
 
 def finished(records: Iterable[Record]) -> list[Record]:
-    """Those that are done."""
+    """The records whose runs are done."""
     return [record for record in records if record.done]
 
 
 def trained_beside(records: Iterable[Record]) -> bool:
-    """Whether others may have trained on the device of any of them: then what they logged is no speed of theirs."""
+    """Whether another run may have shared a device with one of these, which makes logged speeds incomparable."""
     return any(record.environment.runs_at_once > 1 for record in records)
 
 

@@ -47,7 +47,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
 
 
 def state_rows(per_token: float | None, whole: float | None, seq_len: float) -> list[tuple[str, str]]:
-    """What a model keeps between tokens, as text; nothing of one that cannot decode with a state."""
+    """Rows on the decoding state; empty for a model without one."""
     if per_token is None or whole is None:
         return []
     return [("KV cache per token, 16-bit", in_bytes(per_token)), (f"KV cache at {seq_len:,} tokens", in_bytes(whole))]

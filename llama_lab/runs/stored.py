@@ -1,7 +1,7 @@
-"""What a run records, declared once: the metrics that it logs, the facts about it, and the files that hold them.
+"""The single registry of what a run records: metrics, metadata, and the files that hold them.
 
-From the declarations derive the columns of metrics.csv, what dashboards and terminals show, the checks and comparisons
-of reports, and docs/design.md's table. What eval.json holds is in `evaluation.py`.
+The columns of metrics.csv, dashboards, terminal output, checks and comparisons of reports, and docs/design.md's table
+are derived from these declarations. What eval.json holds is in `evaluation.py`.
 """
 
 # ruff: noqa: RUF009  # `recorded` and `compared` return fields
@@ -116,7 +116,7 @@ def parse_layer_metric(name: str) -> tuple[str, int] | None:
 
 
 def is_ours(name: str) -> bool:
-    """Whether runs record something of their own under this name, so that no user's metric can have it."""
+    """Whether the name is reserved: a user's metric cannot have it."""
     ours = {metric.name for metric in METRICS} | {fact.name for fact in fields(Environment)} | {"rows", "checksum"}
     return name in ours or name.startswith(("val/loss/", "telemetry/"))
 
@@ -137,7 +137,7 @@ TEXT = ("data_hash", "tokenizer_hash")
 
 
 def recorded(default: Any, **handling: Any) -> Any:
-    """A field of a run's record, with how reports handle it.
+    """A dataclass field with how reports treat differences in it.
 
     checked: in a way of its own, in words. free: it may differ between runs, with the reason. See also `compared`.
     """
@@ -147,7 +147,7 @@ def recorded(default: Any, **handling: Any) -> Any:
 
 
 def compared(default: Any, consequence: str | dict[str, str] = "", name: str = "", within: tuple[str, ...] = ()) -> Any:
-    """A field in which the runs of a study should agree; else a report says so.
+    """A field that should agree between the runs of a study; a report warns of differences.
 
     consequence: what follows if they differ, where that is not plain; of a dict, by key. name: in the report, default:
     the field's. within: facts and settings that it follows from: only runs that agree in these are compared.
@@ -157,7 +157,7 @@ def compared(default: Any, consequence: str | dict[str, str] = "", name: str = "
 
 @dataclass(frozen=True, kw_only=True)
 class RunMetadata(JsonRecord):
-    """The facts of a run before it trains.
+    """Metadata of a run, known before it trains.
 
     label: what people call the arm, see `short_name`. choices: the option of each config group. devices: of all nodes.
     init_hash: of the weights that it started from, see `WarmStart`; empty for fresh ones. unigram_entropy: of the
@@ -200,7 +200,7 @@ FATES = {"taken": "taken", "pooled": "pooled", "rows": "first rows taken", "anew
 
 @dataclass(frozen=True, kw_only=True)
 class WarmStart(JsonRecord):
-    """The weights that a run started from, and what became of them.
+    """Record of a warm start: the source, and the outcome for every parameter.
 
     source: the folder they were read from. hash: of all of them. share: of the run's parameters that came from there.
     taken, pooled, rows, anew, left: names of parameters, `*` for all layers; see `Transfer` in
@@ -228,7 +228,7 @@ class WarmStart(JsonRecord):
 
 @dataclass(frozen=True, kw_only=True)
 class Summary(RunMetadata):
-    """A finished run: its facts, and in `metrics` its costs and the last value of every metric.
+    """Summary of a finished run: metadata, and in `metrics` its costs and the last value of every metric.
 
     rows: the checksum of the rows of metrics.csv.
     """
@@ -248,7 +248,7 @@ class Git:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment(RunMetadata):
-    """A run's facts, and what its last session ran on; `earlier_sessions`: the same of those that it went on from.
+    """Metadata and environment of a run's last session; `earlier_sessions`: those that it resumed from.
 
     git: None outside a checkout. runs_at_once: how many runs may have trained on its device at a time. tf32: whether
     products of 32-bit matrices are rounded to TF32 on a GPU. deterministic: whether PyTorch was told to use

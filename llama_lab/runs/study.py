@@ -1,4 +1,4 @@
-"""What a study keeps beside its runs: its arms and what they are compared with, in study.yaml, and their speeds."""
+"""Files of a study: its arms and comparisons in study.yaml, and measured speeds in speed.json."""
 
 from dataclasses import asdict, dataclass, field, replace
 from itertools import combinations, pairwise
@@ -35,8 +35,8 @@ class Member:
 class Arm:
     """One architecture of a study, with its judged and tuning runs.
 
-    axes: the level of each of the study's axes, such as `{"norm": "rmsnorm"}`. previous: the arm that it is one step
-    from, if any. residual: the relative difference to the reference that matching left; None if unmatched.
+    axes: the level of each axis, such as `{"norm": "rmsnorm"}`. previous: the arm one step before, if any. residual:
+    relative difference to the reference that is left after matching; None if unmatched.
     settings: the arm's values of the config keys in which the planned arms differ, such as `{"model.norm.eps": 1e-6}`;
     None if no plan recorded them. overrides: those that make the arm, in addition to the shared ones. reference: the
     arm whose size it is matched to; its own name for none. Both are empty if the arm is not of a design. tuned_by: the

@@ -1,1 +1,1 @@
-"""One run: the module, its optimizer and schedule, and what happens around a step."""
+"""Training of one run: Lightning module, optimizers, schedules, callbacks, loggers."""

@@ -1,4 +1,4 @@
-"""The module that trains a run's model."""
+"""Build the LightningModule of a run."""
 
 from torch.optim import Adafactor
 
@@ -13,7 +13,7 @@ from .run import Run
 
 
 def build_module(run: Run, model: Decoder, bytes_per_token: float) -> LanguageModel:
-    """The module that trains `model` as the run's config says. Raises ConfigError for a setting that cannot work."""
+    """The module that trains `model` by the run's config. Raises ConfigError for an invalid setting."""
     cfg = run.cfg
     recompute(model, cfg.train.recompute)
     optimizer, schedule, train = build(cfg.optim, "optim"), build(cfg.schedule, "schedule"), cfg.train

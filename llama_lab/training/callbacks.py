@@ -1,4 +1,4 @@
-"""The callbacks of a run: those that its settings turn on, and the user's own."""
+"""The callbacks of a run: those that settings enable, and the user's own."""
 
 import lightning as L
 from omegaconf import DictConfig
@@ -12,7 +12,7 @@ from .telemetry import Telemetry
 
 
 def build_callbacks(cfg: DictConfig) -> list[L.Callback]:
-    """The callbacks that a config asks for. Raises ConfigError for a node of `callbacks` that builds none."""
+    """The callbacks that a config asks for. Raises ConfigError for a node that is no callback."""
     callbacks: list[L.Callback] = [Profile()] if cfg.trainer.profile and current_rank() == 0 else []
     if cfg.train.telemetry:
         callbacks.append(Telemetry())

@@ -1,4 +1,4 @@
-"""When a run writes its checkpoints, and which older ones it keeps."""
+"""When checkpoints are written, and which are kept."""
 
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from .stop import EndedError, Outcome, StopRequest
 
 
 class Checkpointing(L.Callback):
-    """Writes `last.ckpt` every `every` optimizer steps, at the end, and when asked to stop; always between two steps.
+    """Writes `last.ckpt` every `every` optimizer steps, at the end, and on a request to stop; always between steps.
 
-    At a step that is evaluated (every `evaluate_every`), it waits for the evaluation, which a resumed run would skip.
-    The one before is kept beside it, and a kill leaves one of them. At `stable_step`, if that is not the last, it
-    writes `stable.ckpt`, too, for a larger budget to begin from. Raises EndedError after the checkpoint
-    of a requested stop.
+    At a step with an evaluation (every `evaluate_every`), it is written after that, since a resumed run would skip it.
+    The previous checkpoint is kept until the new one is complete, so that a kill leaves one of them. At `stable_step`,
+    if that is not the last, it also writes `stable.ckpt`, for training with a larger budget. Raises EndedError after
+    the checkpoint of a requested stop.
     """
 
     def __init__(self, path: Path, every: int, evaluate_every: int, stop: StopRequest, stable_step: int = 0) -> None:
@@ -40,17 +40,17 @@ class Checkpointing(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """After an optimizer step that is not evaluated: save if it is time, stop if asked."""
+        """After a step without an evaluation: save if due, stop if requested."""
         if trainer.global_step % self.evaluate_every:
             self._save_or_stop(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """After an evaluation in training: the same."""
+        """After an evaluation during training: the same."""
         if trainer.state.fn == TrainerFn.FITTING:
             self._save_or_stop(trainer)
 
     def _save_or_stop(self, trainer: L.Trainer) -> None:
-        """Save if it is time; stop if asked, all ranks at the same step."""
+        """Save if due; stop if requested, on all ranks at the same step."""
         step = trainer.global_step
         if step == self._saved_step:
             return
@@ -68,7 +68,7 @@ class Checkpointing(L.Callback):
             raise EndedError(outcome, f"stopped by the {who} at step {step} of {trainer.max_steps}")
 
     def _write(self, trainer: L.Trainer, path: Path) -> None:
-        """Write a checkpoint; the time it takes is not training."""
+        """Write a checkpoint, with the training clock paused."""
         with Monitor.of(trainer).stopwatch.paused():
             fresh = path.with_suffix(".tmp")
             if trainer.is_global_zero:

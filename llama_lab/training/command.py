@@ -1,4 +1,4 @@
-"""What commands do to train a run: check it, open what its config names, train, and report what goes wrong."""
+"""From a command to a trained run: checks, warm start, callbacks, training, and errors in words."""
 
 import shutil
 import sys
@@ -27,7 +27,7 @@ from .warm_start import check_start, warm_start
 
 
 def train_run(run: Run) -> Outcome:
-    """Train a run, or go on with it. Raises ConfigError, or what went wrong."""
+    """Train or resume a run. Raises ConfigError for errors of the user, and others unchanged."""
     try:
         with report_component_errors(), report_disk_errors(f"runs_dir={run.cfg.runs_dir}"):
             try:
@@ -66,7 +66,7 @@ def train_on_disk(run: Run) -> Outcome:
 
 
 def warn_of_differences(run: Run) -> None:
-    """Warn if a run, resumed with more steps or another warm-up, would have begun differently with them."""
+    """Warn if a resumed run differs from one trained with these settings from the start."""
     cfg, folder = run.cfg, run.folder
     if not (folder.path / RESOLVED).exists():
         return
@@ -100,13 +100,13 @@ def spare_devices(run: Run) -> str:
 
 
 def compiler_failed(error: Exception) -> bool:
-    """Whether TorchInductor raised an error, as it does for ever if a file of its cache was cut short."""
+    """Whether TorchInductor raised the error, as it does every time once a file of its cache is truncated."""
     frames = traceback.extract_tb(error.__traceback__)
     return not isinstance(error, torch.OutOfMemoryError) and any("/torch/_inductor/" in f.filename for f in frames)
 
 
 def delete_compiled() -> str:
-    """Delete TorchInductor's cache, and forget what this process has read of it; returns its folder."""
+    """Delete TorchInductor's cache on disk and in this process; returns its folder."""
     from torch._inductor import cpu_vec_isa, utils  # it takes seconds to import, and only a compiled run needs it
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 

@@ -1,7 +1,7 @@
-"""torch.compile in training: whether it pays, whether it can be done here, and how it is done.
+"""torch.compile in training: whether it pays off, whether this machine can compile, and compiling itself.
 
-Whether it pays depends on counted FLOPs and on the device's kind alone, never on a timing: runs that are compared must
-decide alike, or their speeds and last digits differ for another reason than their architecture.
+The decision depends on counted FLOPs and the kind of device, never on a timing: runs that are compared must decide
+alike, or their speeds and last digits would differ for reasons other than their architecture.
 """
 
 import os
@@ -22,7 +22,7 @@ from llama_lab.util.formatting import duration
 
 @dataclass(frozen=True)
 class Threshold:
-    """From when on compiling pays. flops_per_second: of eager training. seconds: of it, that a run must take."""
+    """When compiling pays off: flops_per_second of eager training, and the seconds that it must take at least."""
 
     flops_per_second: float
     seconds: float
@@ -35,20 +35,20 @@ THRESHOLDS = {"cpu": Threshold(1e11, 600), "gpu": Threshold(1e14, 300)}
 
 
 def pays(flops: float, hardware: Hardware) -> bool:
-    """Whether compiling shortens a run of so many training FLOPs, over all devices."""
+    """Whether compiling shortens a run with this many training FLOPs, over all devices."""
     threshold = THRESHOLDS.get(hardware.accelerator)
     return threshold is not None and eager_seconds(flops, hardware) > threshold.seconds
 
 
 def eager_seconds(flops: float, hardware: Hardware) -> float:
-    """What a run would take without compiling, at the nominal speed of its kind of device."""
+    """Estimated seconds of an eager run, at the nominal speed of its kind of device."""
     return flops / hardware.world_size / THRESHOLDS[hardware.accelerator].flops_per_second
 
 
 def decide(flops: float, hardware: Hardware) -> bool:
-    """What `trainer.compile=auto` does with runs of up to so many training FLOPs.
+    """Resolve `trainer.compile=auto` for runs of up to this many training FLOPs.
 
-    Says so on standard error if they compile, or would if they could.
+    Prints to standard error if they compile, or would if this machine could.
     """
     if not pays(flops, hardware):
         return False
@@ -64,13 +64,13 @@ def decide(flops: float, hardware: Hardware) -> bool:
 
 
 def check_compiler(hardware: Hardware) -> None:
-    """Raise ConfigError if this machine, where a run is to compile, cannot."""
+    """Raise ConfigError if this machine cannot compile."""
     if missing := missing_part(hardware):
         raise ConfigError(f"trainer.compile=true: needs {missing}, or set trainer.compile=false")
 
 
 def missing_part(hardware: Hardware) -> str | None:
-    """What this machine lacks to compile on such a device, with the fix; None for nothing, or another machine."""
+    """What is missing for compiling on this device, and the fix; None if nothing is, or for another machine."""
     if hardware.elsewhere:
         return None
     if hardware.accelerator == "gpu" and not has_triton():
@@ -87,9 +87,9 @@ def missing_part(hardware: Hardware) -> str | None:
 
 
 def compile_in_place(model: Decoder, backend: str = "inductor") -> None:
-    """Compile every block at its first call, in place, so that no name in a checkpoint changes.
+    """Compile every block at its first call, in place, so that names in checkpoints stay the same.
 
-    Blocks of one shape share their code, which takes a fraction of the time that the whole model would.
+    Blocks of equal shape share their code, which takes a fraction of the time of compiling the whole model.
     """
     torch._dynamo.reset()  # its limit on recompilations is the process's, and later runs of a sweep would run eagerly
     # Each block may need code of its own, and a second one if it makes the mask that those after it share.

@@ -1,4 +1,4 @@
-"""Whether the dashboards that a config asks for can start. Imports little: it is one of the first checks."""
+"""Check that the requested dashboards can start. Imports little, as one of the first checks."""
 
 import netrc
 import os
@@ -21,7 +21,7 @@ OF_WANDB = ("mode", "entity", "tags", "notes", "artifacts")  # settings
 
 
 def check_logger(logger: DictConfig, defaults: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a setting of a dashboard that is off, and a dashboard that cannot start."""
+    """Raise ConfigError for a setting of a disabled dashboard, and for a dashboard that cannot start."""
     dashboards = {"project": logger.wandb or logger.trackio} | dict.fromkeys(OF_WANDB, logger.wandb)
     for key, is_on in dashboards.items():
         if not is_on and logger[key] != defaults[f"logger.{key}"]:

@@ -1,4 +1,4 @@
-"""What is tried before training, to fail in seconds: whether a model fits, and whether a user's components work."""
+"""Checks before training, to fail within seconds: memory, and whether a user's components work."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,14 +30,14 @@ Outputs = dict[str, Tensor]  # of every part, in the order in which they act
 
 
 class AnyNumber(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, tensors without data give a number where one is asked of them, as Adafactor does of each norm."""
+    """Context manager: meta tensors return a number from `item()`, which Adafactor calls on norms."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return 1.0 if func is torch.ops.aten._local_scalar_dense.default else func(*args, **(kwargs or {}))
 
 
 def check_memory(run: Run, model: Decoder) -> None:
-    """Raise ConfigError if a device lacks the memory to train `model`, which is on the meta device and used up.
+    """Raise ConfigError if a device lacks the memory to train `model`, a meta model that is consumed.
 
     Counted are weights, their average, gradients, states of the optimizer, and the inputs of all blocks: activations
     that even `train.recompute=block` keeps. A step takes more; see `llama_lab.estimate`.
@@ -61,7 +61,7 @@ def check_memory(run: Run, model: Decoder) -> None:
 
 
 def optimizer_bytes(model: Decoder, optim: DictConfig) -> int:
-    """Bytes of an optimizer's states after a step of `model`, which is on the meta device and used up."""
+    """Bytes of an optimizer's states after a step of `model`, a meta model that is consumed."""
     with FakeTensorMode(allow_non_fake_inputs=True), AnyNumber():  # type: ignore[no-untyped-call]
         allocate(model)
         for p in model.parameters():
@@ -81,9 +81,9 @@ def allocate(model: nn.Module) -> None:
 
 
 def check_components(cfg: DictConfig, hardware: Hardware) -> None:
-    """Build, train, decode and cost a model of few layers, of each kind, if a component is not ours; else do nothing.
+    """Build, train, decode and cost a model with one layer of each kind, if the user has components of their own.
 
-    Raises ConfigError for what the components return, and leaves what they raise to `report_component_errors`.
+    Raises ConfigError for invalid results; exceptions of components pass through to `report_component_errors`.
     """
     theirs = users_targets(OmegaConf.to_container(cfg.model))
     if not theirs:
@@ -114,7 +114,7 @@ def check_components(cfg: DictConfig, hardware: Hardware) -> None:
 
 @contextmanager
 def component_errors_of(theirs: dict[str, str]) -> Iterator[None]:
-    """Turn an error in our code into a ConfigError that names the user's components, which have caused it."""
+    """Context manager: turn an error in our code into a ConfigError that names the user's components."""
     try:
         yield
     except Exception as error:
@@ -145,7 +145,7 @@ def check_positions(model: Decoder, length: int, n_heads: int) -> None:
 
 
 def check_training(model: Decoder, tokens: Tensor) -> None:
-    """Raise ConfigError unless a forward and backward pass keep shapes, and give finite numbers."""
+    """Raise ConfigError unless forward and backward passes keep shapes and give finite numbers."""
     names = {part: name for name, part in parts(model)}
 
     def check_shape(part: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
@@ -176,7 +176,7 @@ def parts(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
 
 
 def check_reading(model: Decoder, tokens: Tensor, tolerance: float) -> None:
-    """Raise ConfigError unless all outputs are causal, and decoding token by token equals reading the text at once."""
+    """Raise ConfigError unless outputs are causal, and decoding token by token equals one forward pass."""
     whole = outputs_of(model, [tokens], lambda chunk: model(chunk))
     length = tokens.shape[1]
     begin = outputs_of(model, [tokens[:, : length // 2 + 1]], lambda chunk: model(chunk))
@@ -199,7 +199,7 @@ def check_reading(model: Decoder, tokens: Tensor, tolerance: float) -> None:
 
 
 def outputs_of(model: Decoder, chunks: list[Tensor], read: Callable[[Tensor], Tensor]) -> Outputs:
-    """The outputs of every part for the chunks of a text, concatenated in time, and the logits, under the name `.`."""
+    """Outputs of every part for the chunks of a text, concatenated along time; `.` is the logits."""
     given: Outputs = {}
     handles = [
         part.register_forward_hook(lambda _module, _inputs, output, name=name: given.update({name: output}))
@@ -215,7 +215,7 @@ def outputs_of(model: Decoder, chunks: list[Tensor], read: Callable[[Tensor], Te
 
 
 def first_difference(model: Decoder, whole: Outputs, other: Outputs, tolerance: float) -> tuple[str, nn.Module] | None:
-    """The first whose outputs differ, up to the end of `other` in time: a part, the position encoding or a block."""
+    """The first module whose outputs differ within the length of `other`."""
     known = dict(parts(model))
     for name, outputs in other.items():
         if not is_close(outputs, whole[name][:, : outputs.shape[1]], tolerance):

@@ -1,4 +1,4 @@
-"""The decoder as a LightningModule: the loss, the training step, the optimizer, exact validation."""
+"""The decoder as a LightningModule: loss, training step, optimizer, exact validation."""
 
 import copy
 import math
@@ -23,15 +23,15 @@ from llama_lab.model.loss import IGNORE, plain_loss
 class LanguageModel(L.LightningModule):
     """Trains `model` on next-token prediction.
 
-    optimizer: makes an optimizer for the model. schedule: maps step and number of steps to a multiple of its learning
-    rate. grad_clip: largest norm of the gradient; None for no limit. z_loss: weight of the squared log-partition.
-    bytes_per_token: of the validation text, for bits per byte. seed: of dropout. with_accuracy: validation also counts
-    the targets that get the largest logit. ema: decay per optimizer step of an exponential moving average of the
-    weights (Polyak & Juditsky 1992), which begins at the initial ones and is validated, too; None for no average.
+    optimizer: factory that takes the model. schedule: maps step and number of steps to a factor of the learning rate.
+    grad_clip: maximum gradient norm; None: no clipping. z_loss: weight of the squared log-partition. bytes_per_token:
+    of the validation text, for bits per byte. seed: of dropout. with_accuracy: validation also reports the share of
+    targets with the largest logit. ema: decay per optimizer step of an exponential moving average of the weights
+    (Polyak & Juditsky 1992), which starts at the initial weights and is validated, too; None: no average.
 
-    A training batch is the micro-batches of one optimizer step, each `(inputs, targets)`, both int64 `(B, T)`. All of
-    them hold equally many targets other than `IGNORE`, so that the mean over micro-batches and ranks is the mean over
-    those. Validation adds up sums instead, since its last batch is smaller.
+    A training batch is the list of micro-batches of one optimizer step, each `(inputs, targets)`, both int64 `(B, T)`.
+    All have the same number of targets other than `IGNORE`, so the mean over micro-batches and ranks is the mean over
+    tokens. Validation accumulates sums instead, since its last batch is smaller.
     """
 
     automatic_optimization = False
@@ -67,7 +67,7 @@ class LanguageModel(L.LightningModule):
         self._val_sums: list[list[float]] = []  # nats, tokens, right ones and the average's nats of each part
 
     def training_step(self, micro_batches: Sequence[tuple[Tensor, Tensor]], step: int) -> None:
-        """One optimizer step, on the mean gradient of all micro-batches and devices, clipped."""
+        """One optimizer step on the clipped mean gradient of all micro-batches and devices."""
         optimizer: Any = self.optimizers()
         schedule: Any = self.lr_schedulers()
         strategy: Any = self.trainer.strategy
@@ -97,7 +97,7 @@ class LanguageModel(L.LightningModule):
         self._losses.append(torch.stack(losses).mean())
 
     def loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean loss of a micro-batch in nats per token, and the objective: the same plus the z-loss."""
+        """Mean loss of a micro-batch in nats per token, and the objective: the loss plus the z-loss."""
         targets = self.model.mask_prefix_targets(targets)
         nll, objective = self.model.loss(inputs, targets, self.z_loss)
         predicted = (targets != IGNORE).sum()
@@ -110,7 +110,7 @@ class LanguageModel(L.LightningModule):
         return float(self.trainer.strategy.reduce(loss, reduce_op="mean"))
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int, dataloader_idx: int = 0) -> None:
-        """Add a batch to the sums of this rank, for the part of a mixture with this index."""
+        """Accumulate the sums of a batch on this rank, for the mixture's part with this index."""
         inputs, targets = batch[0], self.model.mask_prefix_targets(batch[1])
         # Eager, since the last batch is smaller, and compiling for it would take longer than it saves.
         with torch.compiler.set_stance("force_eager"):
@@ -125,14 +125,14 @@ class LanguageModel(L.LightningModule):
         self._val_sums[dataloader_idx] = [a + b for a, b in zip(self._val_sums[dataloader_idx], found, strict=True)]
 
     def on_validation_epoch_end(self) -> None:
-        """Free what a sharded average has gathered, as a backward pass does of a model."""
+        """Reshard the averaged model, as a backward pass does for the trained one."""
         if isinstance(self.ema, FSDPModule):
             self.ema.reshard()
 
     def pop_val_metrics(self, parts: Iterable[str] = ()) -> dict[str, float]:
-        """Loss, bits per byte and, if they are found, accuracy and the average's loss of the whole validation set.
+        """Metrics of the whole validation set over all ranks, and reset the sums.
 
-        And the loss of each of `parts`. Over all ranks, which have equally many parts.
+        Loss, bits per byte, accuracy and the average's loss where there are such, and the loss of each of `parts`.
         """
         sums = torch.tensor(self._val_sums, dtype=torch.float64)
         if self.trainer.world_size > 1:  # on the device only then, since Apple's have no float64
@@ -149,7 +149,7 @@ class LanguageModel(L.LightningModule):
         return metrics | {f"val/loss/{name}": nll / tokens for name, (nll, tokens, *_) in of_parts}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the losses not yet logged, averaged over all ranks, so that a resumed run logs the same mean."""
+        """Save the losses not yet logged, averaged over all ranks, so that a resumed run logs the same mean."""
         losses = self._losses
         if losses:
             losses = list(self.trainer.strategy.reduce(torch.stack(losses), reduce_op="mean").cpu())
@@ -160,7 +160,7 @@ class LanguageModel(L.LightningModule):
         self._losses = list(checkpoint["train_losses"])
 
     def on_train_start(self) -> None:
-        """Move restored losses to the device, where the module itself is only now."""
+        """Move restored losses to the module's device, which is known only now."""
         self._losses = [loss.to(self.device) for loss in self._losses]
 
     def configure_optimizers(self) -> Any:

@@ -1,4 +1,4 @@
-"""What a run logs and shows while it trains."""
+"""Log and display metrics during training."""
 
 import math
 import sys
@@ -23,7 +23,7 @@ SLOW_STEPS = 3  # steps of a process that no speed includes: kernels compile, ca
 
 
 class Monitor(L.Callback):
-    """Logs a row of metrics at the first step, every `log_every` steps and after every evaluation, and shows it.
+    """Logs and displays a row of metrics at the first step, every `log_every` steps and after every evaluation.
 
     tokens_per_step: over all devices. cost: the model's; every row has its KV cache's. peak_flops: of one device, None
     if not known. parts: names of a mixture's, whose losses are logged too. Speed leaves out the first `slow_steps`,

@@ -1,4 +1,4 @@
-"""From a composed config to a run that can start: every check that needs neither data nor model, in one place."""
+"""From a composed config to a Run: all checks that need neither data nor model."""
 
 import os
 import re
@@ -44,7 +44,7 @@ def requested_run(
     overrides: list[str],
     site: "Site | None" = None,
 ) -> "Run":
-    """The run that a job's config, choice per group and overrides ask for. Raises ConfigError, looks at no folder.
+    """The run for a composed config, its choice per group and overrides. Raises ConfigError; reads no folder.
 
     site: where it trains; default: on this machine, in this process.
     """
@@ -70,7 +70,7 @@ def requested_run(
 
 
 def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
-    """Raise ConfigError for a group or a setting that is missing, and settings of the wrong kind or without a use."""
+    """Raise ConfigError for missing groups or settings, wrong types, and settings without an effect."""
     if missing := [group for group in groups() if group not in choices]:
         raise ConfigError(
             f"~{missing[0]}: a run needs a choice of {missing[0]}; leave this out for the default, or see --help"
@@ -91,7 +91,7 @@ def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
 
 
 def check_pattern(cfg: DictConfig, overrides: Iterable[str]) -> None:
-    """Raise ConfigError for a pattern on the command line after which all layers are alike, or a part of such a rule.
+    """Raise ConfigError for a typed pattern, or a part of one, that leaves all layers alike.
 
     A recipe's may be left without effect by another choice, such as one of attention without a window; and so may that
     of a study's arm, which is compared with others.
@@ -122,7 +122,7 @@ def check_measuring(cfg: DictConfig, overrides: list[str]) -> None:
 
 
 def folder_name(key: str, name: str | int | None, default: str) -> str:
-    """What the user calls a folder, or what it is called otherwise. Raises ConfigError for one that leads elsewhere."""
+    """The folder name that the user chose, or the default. Raises ConfigError for one with a path in it."""
     if name is None:
         return default
     if len(os.fsencode(str(name))) > 255:

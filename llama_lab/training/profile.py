@@ -1,4 +1,4 @@
-"""A profile of a few training steps: where their time goes, operator by operator."""
+"""Profile a few training steps with PyTorch's profiler."""
 
 import os
 from pathlib import Path

@@ -51,9 +51,9 @@ def run_metadata(run: Run, dataset: Dataset, model: Decoder, cost: Cost, start: 
 
 @torch.no_grad()
 def token_to_position_ratio(model: Decoder, tokens: torch.Tensor) -> float | None:
-    """Size of the token signal over that of the position signal at step 0; None where positions are not added.
+    """Ratio of the sizes of token and position embeddings at step 0; None where positions are not added.
 
-    Far below 1, positions drown the tokens, and what looks like a bad position encoding is a bad start.
+    Far below 1, positions drown the tokens: a bad initialisation that looks like a bad position encoding.
     """
     x = model.embedding(tokens[None])
     added = model.position.embed(x, torch.arange(len(tokens))) - x
@@ -63,7 +63,7 @@ def token_to_position_ratio(model: Decoder, tokens: torch.Tensor) -> float | Non
 def finish(
     run: Run, model: Decoder, dataset: Dataset, prompt: list[int], metadata: RunMetadata, monitor: Monitor
 ) -> None:
-    """Write everything that a finished run has beyond a trained one, on the first device; a kill repeats it."""
+    """Write sample, summary and status of a trained run, on rank 0; repeated if the run is killed here."""
     cfg, folder = run.cfg, run.folder
     consolidate(folder.checkpoint)
     if run.hardware.sharded:

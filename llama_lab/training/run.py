@@ -1,4 +1,4 @@
-"""What a run is before it trains: its config, its folder, its hardware and its steps, all of them checked."""
+"""A run before training: config, folder, hardware and number of steps, all checked."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ MAX_TOKENS = 1e18  # so that whatever is counted fits into 64 bits
 
 @dataclass(frozen=True)
 class Run:
-    """Everything about a run that is known before it trains. label: what people call its arm, see `short_name`."""
+    """Everything known about a run before it trains. label: the arm's short name, see `short_name`."""
 
     cfg: DictConfig
     name: str
@@ -42,17 +42,17 @@ class Run:
 
     @property
     def compiled(self) -> bool:
-        """Whether its model is compiled; false as long as `auto` is not decided."""
+        """Whether the model is compiled; False while `auto` is undecided."""
         return self.cfg.trainer.compile is True
 
     def with_compile(self, decision: bool) -> "Run":
-        """The run with `trainer.compile=auto` decided; so its resolved.yaml records that."""
+        """The run with `trainer.compile=auto` resolved, as resolved.yaml records it."""
         cfg = self.cfg.copy()
         cfg.trainer.compile = decision
         return replace(self, cfg=cfg)
 
     def flops(self, cost: Cost) -> float:
-        """Training FLOPs of its whole budget, over all devices, with a model of this cost."""
+        """Training FLOPs of the whole budget, over all devices, for a model of this cost."""
         return self.steps * self.tokens_per_step * cost.train_flops_per_token
 
     @property
@@ -70,7 +70,7 @@ def new_run(
     choose: Callable[[DictConfig, int], Hardware] | None = None,
     label: str | None = None,
 ) -> Run:
-    """Check all settings that need neither data, model nor folder, but for the warm-up of a run to resume.
+    """Check all settings that need neither data, model nor folder, except the warm-up of a resumed run.
 
     overrides: what was typed. choices: the option of every config group. choose: finds its hardware; default: that of
     this machine. label: default: the arm, or of a run to resume what it was called. Raises ConfigError.
@@ -92,7 +92,7 @@ def new_run(
 
 
 def budget_steps(cfg: DictConfig, batch_size: int) -> int:
-    """The optimizer steps of `batch_size` sequences that the budget buys; raises ConfigError for a bad number."""
+    """Number of optimizer steps within the token budget. Raises ConfigError for a budget below one step."""
     for key, seed in (("seed", cfg.seed), ("data.seed", cfg.data.seed)):
         if not 0 <= seed < 2**31:
             raise ConfigError(f"{key}={seed}: must be a whole number from 0 to 2147483647")
@@ -110,10 +110,10 @@ def budget_steps(cfg: DictConfig, batch_size: int) -> int:
 
 
 def with_earlier_warmup(cfg: DictConfig, folder: RunFolder, steps: int) -> DictConfig:
-    """`cfg`, of `steps`, with the warm-up of the run in `folder`, whatever fraction of the new budget that is.
+    """`cfg` with the warm-up steps of the run in `folder`, as a fraction of the new budget of `steps`.
 
-    So it is as if the budget had been larger from the start: with the schedule `constant` every step, and with `wsd`
-    those before its decay, from whose checkpoint it goes on.
+    So it continues as if the budget had been larger from the start: with `constant` at every step, and with `wsd` from
+    the checkpoint before its decay.
     """
     if not (folder.path / RESOLVED).exists():
         return cfg
@@ -132,7 +132,7 @@ def steps_of(cfg: DictConfig) -> int:
 
 
 def check_train(cfg: DictConfig) -> None:
-    """Raise ConfigError for a number out of its range, and a setting of `init_from` that cannot work."""
+    """Raise ConfigError for numbers out of range, and invalid settings of `init_from`."""
     train, heads = cfg.train, cfg.init_kv_heads
     for key in ("batch_size", "evaluations", "log_every", "checkpoint_every", "micro_batch_size"):
         if train[key] is not None and train[key] < 1:
@@ -158,7 +158,7 @@ def check_train(cfg: DictConfig) -> None:
 
 
 def check_ema(decay: float | None, precision: str) -> None:
-    """Raise ConfigError for an average of the weights in a precision that rounds its small steps away."""
+    """Raise ConfigError for an average of weights in 16 bits, where its small updates round to zero."""
     if decay is not None and precision == "bf16-true":
         raise ConfigError(
             f"train.ema={decay}: an average in 16 bits stands still; set trainer.precision=bf16-mixed, or leave it out"

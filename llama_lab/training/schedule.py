@@ -1,7 +1,7 @@
 """Learning-rate schedules: functions of the optimizer step that return a multiple of the peak rate.
 
-Each takes `step` (0 for the first) and `steps`, the budget; `warmup` is the fraction of the budget that a line from
-zero to the peak takes.
+Each takes `step` (0 for the first) and `steps`, the budget; `warmup` is the fraction of the budget spent on a
+linear ramp from zero to the peak.
 """
 
 import math
@@ -47,10 +47,10 @@ def wsd(step: int, steps: int, warmup: float, decay: float, final: float) -> flo
 
 
 def steps_alike(schedule: Callable[[int, int], float], steps: int) -> int:
-    """The steps of the budget whose rate a larger one with as long a warm-up would have too.
+    """Number of first steps whose rate stays the same under a larger budget with as many warm-up steps.
 
-    All of `constant` and `noam`, those before the decay of `wsd`; none of the others, which look at the budget from
-    the start.
+    All for `constant` and `noam`, those before the decay for `wsd`, none for schedules that depend on the budget
+    throughout.
     """
     function = getattr(schedule, "func", None)
     if function is wsd:

@@ -1,4 +1,4 @@
-"""How training ends: requests to stop, which it and sweeps answer when they can, and what else ends it early."""
+"""How training ends early: requests to stop, and other reasons."""
 
 import signal
 import sys
@@ -13,7 +13,7 @@ Outcome = Literal["done", "diverged", "interrupted", "pruned"]
 
 
 class EndedError(Exception):
-    """Training has ended before its budget. outcome: how. message: why, in one line."""
+    """Raised when training ends before its budget. outcome: the status. message: the reason, in one line."""
 
     def __init__(self, outcome: Outcome, message: str) -> None:
         super().__init__(message)
@@ -23,8 +23,8 @@ class EndedError(Exception):
 class StopRequest:
     """Ctrl-C and SIGTERM as a flag that the training loop reads between steps; a second Ctrl-C stops at once.
 
-    A second SIGTERM does not: schedulers send several, and a save may be under way. prune_file: the file by which a
-    search asks a run to stop, wherever that trains.
+    A second SIGTERM does not: schedulers send several, and a save may be in progress. prune_file: a search creates it
+    to stop the run, on whatever machine that trains.
     """
 
     def __init__(self, prune_file: Path | None = None) -> None:
@@ -38,7 +38,7 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Catch the signals inside, and hand them back to whoever had them before."""
+        """Context manager: handle the signals, then restore the previous handlers."""
         old = {number: signal.getsignal(number) for number in SIGNALS}
         self.listen()
         try:

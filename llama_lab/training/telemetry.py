@@ -1,4 +1,4 @@
-"""Telemetry: what happens in every layer at the logged steps, without a change to what is trained.
+"""Telemetry: gradients, updates, activations and attention scores of every layer at logged steps.
 
 The gradient is that of the whole step, of all micro-batches and devices, before it is clipped. An update is the weights
 after the optimizer step minus those before it, decay included; its ratio is its norm over that of the weights. Both are
@@ -83,7 +83,7 @@ class Telemetry(L.Callback):
 
     @contextmanager
     def _untimed(self, module: LanguageModel) -> Iterator[None]:
-        """Keep what happens inside out of all speeds."""
+        """Context manager: pause the training clock."""
         synchronize(module.device)
         with self.monitor.stopwatch.paused():
             yield
@@ -91,14 +91,14 @@ class Telemetry(L.Callback):
 
 
 def places(model: Decoder) -> Iterator[tuple[Place, nn.Module]]:
-    """The blocks of a model and their parts, as far as they have them."""
+    """The blocks of a model, and their mixers and feed-forwards."""
     for layer, block in enumerate(model.blocks):
         yield ("block", layer), block
         yield from (((name, layer), part) for name, part in block.named_children() if name in PARTS)
 
 
 def parameters(model: Decoder) -> dict[Place, list[nn.Parameter]]:
-    """The trained parameters of every place that has any."""
+    """The trainable parameters of every place that has any."""
     found = {place: [p for p in module.parameters() if p.requires_grad] for place, module in places(model)}
     return {place: own for place, own in found.items() if own}
 
@@ -143,7 +143,7 @@ def read_activations(model: Decoder, batch: tuple[Tensor, Tensor], strategy: Str
 
 @contextmanager
 def watched(model: Decoder, means: Readings, maxima: Readings) -> Iterator[None]:
-    """Inside, a forward pass leaves what it finds in `means` and `maxima`."""
+    """Context manager: hooks store activation statistics of a forward pass in `means` and `maxima`."""
 
     def read_output(place: Place, module: nn.Module, args: object, output: Tensor) -> None:
         part, layer = place

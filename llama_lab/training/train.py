@@ -45,9 +45,9 @@ def train(
     initialize: Callable[[Decoder, Dataset], WarmStart] | None = None,
     callbacks: Sequence[L.Callback] = (),
 ) -> Outcome:
-    """Train, evaluate, and leave a finished folder, or one to go on from.
+    """Train and evaluate a run; leaves a finished folder, or one to resume from.
 
-    initialize: copies trained weights into a fresh model, and says what it took; None starts from scratch.
+    initialize: copies trained weights into the new model, and returns a record of it; None: train from scratch.
     """
     cfg, is_first = run.cfg, current_rank() == 0
     with open_display(run.steps, current_rank(), PROGRESS) as display:
@@ -82,7 +82,7 @@ def train(
 
 
 def new_model(run: Run, dataset: Dataset) -> Decoder:
-    """The decoder of a run with its initial values. Raises ConfigError if it cannot be trained here, or sampled."""
+    """The initialised decoder of a run. Raises ConfigError if it does not fit into memory, or cannot decode."""
     cfg, vocab = run.cfg, (dataset.index.vocab_size, dataset.tokenizer.eot_id)
     with torch.device("meta"):
         check_memory(run, build_model(cfg, *vocab))
@@ -95,10 +95,10 @@ def new_model(run: Run, dataset: Dataset) -> Decoder:
 
 @contextmanager
 def session(run: Run, metadata: RunMetadata, tokenizer: TextTokenizer) -> Iterator[Path | None]:
-    """Lock a run's folder while it trains, and record how that ends; yields the checkpoint to resume from, if any.
+    """Lock the folder during training, and record the outcome; yields the checkpoint to resume from, if any.
 
-    Other ranks only check whether there is one: rank 0 alone reads the checkpoints and chooses, and `load_checkpoint`
-    of the strategies broadcasts its choice. Raises ConfigError if another process is training in the folder.
+    Rank 0 reads the checkpoints and chooses; the strategies' `load_checkpoint` broadcasts its choice, and other ranks
+    only check whether there is one. Raises ConfigError if another process is training in the folder.
     """
     if current_rank() != 0:
         goes_on = not run.cfg.overwrite and (run.folder.path / RESOLVED).exists()
@@ -128,7 +128,7 @@ def fit(
     loggers: Sequence[MetricsLogger],
     callbacks: Sequence[L.Callback] = (),
 ) -> Outcome:
-    """Run Lightning's loop from `checkpoint`, or the start, to the end of the budget; else write the status."""
+    """Run Lightning's loop from `checkpoint` or the start; if it ends early, write the status."""
     cfg, folder = run.cfg, run.folder
     stop = StopRequest(folder.prune_request)
     evaluate_every = math.ceil(run.steps / cfg.train.evaluations)
@@ -155,7 +155,7 @@ def fit(
 
 
 def make_trainer(run: Run, module: LanguageModel, callbacks: list[L.Callback], **settings: Any) -> L.Trainer:
-    """Lightning's Trainer on the run's hardware, for its steps; compiles the module's model if the run wants it."""
+    """Lightning's Trainer on the run's hardware, for its steps; compiles the model if the run says so."""
     if run.hardware.accelerator == "cpu":
         keep_freed_memory()
     if run.compiled:
@@ -184,6 +184,6 @@ def make_trainer(run: Run, module: LanguageModel, callbacks: list[L.Callback], *
 
 
 def leave_process_group() -> None:
-    """Destroy the process group, if there is one: its threads may outlive the interpreter, which would abort."""
+    """Destroy the process group, if any: its threads may outlive the interpreter, which would then abort."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

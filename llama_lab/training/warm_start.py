@@ -28,9 +28,9 @@ from .run import Run
 
 
 def check_start(run: Run) -> None:
-    """Raise ConfigError unless the run may start or go on, FinishedRunError if it is done already.
+    """Raise ConfigError if the run cannot start or resume, FinishedRunError if it is done.
 
-    What it started from comes before its folder: a finished run of other weights is not done.
+    The source is checked first: a finished run that started from other weights is not done.
     """
     check_unchanged(run.cfg, run.folder)
     if run.cfg.measure or current_rank() != 0:  # nothing is trained; rank 0 answers for all
@@ -47,10 +47,10 @@ def check_start(run: Run) -> None:
 
 
 def warm_start(run: Run) -> Callable[[Decoder, Dataset], WarmStart] | None:
-    """What copies the weights of `init_from` into a fresh model, and returns what was done; None without `init_from`.
+    """A function that copies the weights of `init_from` into a new model and returns a record; None without.
 
-    A run that goes on from a checkpoint has its weights there: for it, this reads what was done, and no source. Raises
-    ConfigError if nothing can be taken from the source.
+    For a run that resumes from a checkpoint, it only reads the record of its start. Raises ConfigError if no weight can
+    be copied.
     """
     cfg, folder = run.cfg, run.folder
     goes_on = not cfg.overwrite and (folder.path / RESOLVED).exists() and existing(folder.checkpoint)
@@ -62,13 +62,13 @@ def warm_start(run: Run) -> Callable[[Decoder, Dataset], WarmStart] | None:
 
 
 def source_config(cfg: DictConfig) -> DictConfig:
-    """The config of what `init_from` names, of a folder of transformers its model alone. Raises ConfigError."""
+    """The config of the source; for a folder of transformers, of its model only. Raises ConfigError."""
     file = Path(cfg.init_from) / RESOLVED
     return stored_config(file) if file.exists() else load_source(cfg).cfg
 
 
 def load_source(cfg: DictConfig) -> Loaded:
-    """What `init_from` names. Raises ConfigError for a folder without weights, and for weights that are not finite.
+    """Load the source. Raises ConfigError for a folder without weights, and for non-finite weights.
 
     Its config may name the components of this command's config, and those of the packages in `trust`.
     """
@@ -86,7 +86,7 @@ def load_source(cfg: DictConfig) -> Loaded:
 
 
 def start_from(source: Loaded, cfg: DictConfig, model: Decoder, dataset: Dataset) -> WarmStart:
-    """Copy the weights of `source` into `model` as far as they carry over, and return what was done."""
+    """Copy matching weights of `source` into `model`; returns a record."""
     done = fit_weights(source, cfg, model, dataset)
     layers = {fate: len((source.model if fate == "left" else model).blocks) for fate in FATES}
     return WarmStart(
@@ -99,7 +99,7 @@ def start_from(source: Loaded, cfg: DictConfig, model: Decoder, dataset: Dataset
 
 
 def fit_weights(source: Loaded, cfg: DictConfig, model: Decoder, dataset: Dataset) -> Transfer:
-    """Copy the weights of `source` into `model`, which may be on the meta device, as far as they carry over.
+    """Copy matching weights of `source` into `model`, which may be on the meta device.
 
     Raises ConfigError if the tokenizers differ, if `model` scales rotary positions from another context than the
     source's, if nothing carries over, or if `init_kv_heads` has nothing to pool.
@@ -127,7 +127,7 @@ def fit_weights(source: Loaded, cfg: DictConfig, model: Decoder, dataset: Datase
 
 
 def check_original_context(source: Loaded, cfg: DictConfig, model: Decoder) -> None:
-    """Raise ConfigError for a scaling of rotary positions from another context than that which the source was for."""
+    """Raise ConfigError if RoPE scaling assumes another original context than the source's."""
     theirs, ours = source.model.position, model.position
     if not (isinstance(theirs, Rope) and isinstance(ours, Rope)):
         return
@@ -162,7 +162,7 @@ def changed_settings(theirs: DictConfig, ours: DictConfig) -> dict[str, list[Any
 
 
 def hash_of(weights: dict[str, Tensor]) -> str:
-    """Identifies weights by their names, dtypes, shapes and bits."""
+    """Hash of weights: names, dtypes, shapes and bits."""
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in sorted(weights.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
@@ -171,15 +171,15 @@ def hash_of(weights: dict[str, Tensor]) -> str:
 
 
 def has_source(cfg: DictConfig) -> bool:
-    """Whether there are still weights where `init_from` names some."""
+    """Whether the source still has weights."""
     folder = Path(cfg.init_from)
     return has_weights(folder) or RunFolder(folder).checkpoint.exists()
 
 
 def init_hash(cfg: DictConfig) -> str | None:
-    """The hash of the weights that `init_from` names now; None if they are gone.
+    """The hash of the source's weights as they are now; None if they are gone.
 
-    Runs of one process share it as long as no file of the source changes: to read a large source takes minutes.
+    Cached in this process until a file of the source changes: hashing a large source takes minutes.
     """
     if not has_source(cfg):
         return None

@@ -276,11 +276,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def their_model(case: str) -> PreTrainedModel:
-    """The model of a case."""
+def their_model(case: str, **changes: Any) -> PreTrainedModel:
+    """The model of a case, some of its settings changed."""
     model_type, settings = CASES[case]
     ends = {"bos_token_id": None, "eos_token_id": None}
-    config = AutoConfig.for_model(model_type, **ends | settings)
+    config = AutoConfig.for_model(model_type, **ends | settings | changes)
     config._attn_implementation = kernel_of(config)
     architecture = next(family.architecture for family in FAMILIES if family.model_type == model_type)
     with torch.random.fork_rng(), torch.no_grad():

@@ -8,7 +8,6 @@ from torch import Tensor
 from transformers import GptOssConfig
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssAttention
 
-from llama_lab.hf import llama_families
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention
 from llama_lab.model.attention_context import AttentionContext
@@ -16,32 +15,8 @@ from llama_lab.model.encoding import Position
 from llama_lab.model.norm import RMSNorm
 from llama_lab.training.compiling import compile_in_place
 from tests.composing import decoder, lively
-from tests.model import test_parity as parity
 
 TOKENS = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(1))
-
-
-def test_a_gate_per_element_is_that_of_qwen3_next() -> None:
-    """Its layers of softmax attention, without experts."""
-    family = parity.Family(
-        parity.theirs(
-            "qwen3_next",
-            parity.MISTRAL | parity.rope(partial_rotary_factor=0.5),
-            head_dim=parity.HEAD_DIM,
-            layer_types=["full_attention"] * parity.LAYERS,
-            mlp_only_layers=[*range(parity.LAYERS)],
-        ),
-        [
-            *("arch=llama2", "attention=gqa", "norm=rmsnorm_offset", "model.norm.eps=1e-6"),
-            *("model.attention.qk_norm=head", "model.attention.gate=element", "model.position.fraction=0.5"),
-        ],
-        llama_families.QWEN3_NEXT,
-        near_misses=[],
-    )
-    expected, model = parity.their_logits(family, TOKENS), parity.our_model(family)
-    logits = model(TOKENS)
-    assert parity.largest_difference(logits, expected) <= parity.TOLERANCE
-    parity.assert_same_gradients(family, model, logits, expected, TOKENS)
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])

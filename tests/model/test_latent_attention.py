@@ -1,76 +1,14 @@
-"""Latent attention: DeepSeek's, with a cache of one latent and one rotated key per token."""
+"""Latent attention, which is DeepSeek's by test_parity.py: a cache of one latent and one rotated key per token."""
 
 import pytest
 import torch
-from torch import Tensor
 
-from llama_lab.hf import llama_families
-from llama_lab.model import Decoder, measure_cost
+from llama_lab.model import measure_cost
 from llama_lab.model.latent_attention import LatentAttention
-from tests.composing import decoder, lively, options
-from tests.model import test_parity as parity
+from tests.composing import decoder, lively
+from tests.model.cases import LENGTH, in_pieces
 
-RANK, QUERY_RANK, NOPE, ROPE, VALUE = 20, 28, 12, 8, 10
-LENGTH = 24
 TOKENS = torch.randint(97, (2, LENGTH), generator=torch.Generator().manual_seed(1))
-
-
-def deepseek(query_rank: int | None) -> parity.Family:
-    """DeepSeek-V3 without experts; V2 has the same attention."""
-    sizes = {"kv_rank": RANK, "query_rank": query_rank or "null", "nope_dim": NOPE, "value_dim": VALUE}
-    return parity.Family(
-        parity.theirs(
-            "deepseek_v3",
-            parity.GATED_ALL_HEADS | {"num_key_value_heads": parity.HEADS},
-            first_k_dense_replace=parity.LAYERS,
-            kv_lora_rank=RANK,
-            q_lora_rank=query_rank,
-            qk_nope_head_dim=NOPE,
-            qk_rope_head_dim=ROPE,
-            v_head_dim=VALUE,
-            rms_norm_eps=1e-3,
-        ),
-        [
-            *("arch=llama", "attention=mla", "norm=rmsnorm", "model.norm.eps=1e-3"),
-            *(f"model.attention.{key}={size}" for key, size in sizes.items()),
-            *(f"model.head_dim={ROPE}", "model.attention.latent_eps=1e-6", "model.position.interleaved=true"),
-        ],
-        llama_families.DEEPSEEK_V3,
-        near_misses=["model.position.interleaved=false", "model.attention.latent_eps=null"],
-    )
-
-
-@pytest.mark.parametrize("query_rank", [None, QUERY_RANK])
-def test_logits_gradients_and_cached_decoding_are_deepseeks(query_rank: int | None) -> None:
-    family = deepseek(query_rank)
-    expected = parity.their_logits(family, TOKENS)
-    assert expected.std() > 0.5
-    for kernel in ("sdpa", "reference"):
-        model = parity.our_model(family, f"model.attention.kernel={kernel}")
-        logits = model(TOKENS)
-        assert parity.largest_difference(logits, expected) <= parity.TOLERANCE
-        assert parity.largest_difference(in_pieces(model, [10, 3]), expected) <= parity.TOLERANCE
-    parity.assert_same_gradients(family, model, logits, expected, TOKENS)
-    missed = parity.our_model(family, "model.position.interleaved=false")(TOKENS)
-    assert parity.largest_difference(missed, expected) > parity.NOTICED
-
-
-@torch.no_grad()
-def in_pieces(model: Decoder, sizes: list[int], dtype: torch.dtype | None = None) -> Tensor:
-    """Logits of the tokens, read in pieces of these sizes and then one by one."""
-    cache = model.new_state(len(TOKENS), LENGTH, dtype)
-    ends = [1] * (LENGTH - sum(sizes))
-    return torch.cat([model(piece, cache) for piece in TOKENS.split([*sizes, *ends], 1)], 1)
-
-
-@pytest.mark.parametrize("kernel", ["sdpa", "reference"])
-@pytest.mark.parametrize("position", [option for option in options("position") if option != "shaw"])
-@torch.no_grad()
-def test_cached_decoding_equals_the_full_forward(position: str, kernel: str) -> None:
-    sizes = ("model.attention.value_dim=20", "model.attention.kv_rank=12", "model.attention.scale=0.5")
-    steps = ("attention=mla_step_temperature", "model.attention.temperature.step=4")
-    model = lively(*steps, *sizes, f"position={position}", f"model.attention.kernel={kernel}")
-    torch.testing.assert_close(in_pieces(model, [7, 1, 5]), model(TOKENS), rtol=1e-4, atol=1e-4)
 
 
 def test_no_key_crosses_a_border_of_documents() -> None:
@@ -92,7 +30,7 @@ def test_the_cache_holds_a_latent_and_a_rotated_key_per_token_and_layer() -> Non
 def test_a_cache_in_bfloat16_rounds_little() -> None:
     model = lively("attention=mla")
     full = model(TOKENS)
-    assert (in_pieces(model, [9], torch.bfloat16) - full).abs().max() < 0.1 * full.std()
+    assert (in_pieces(model, TOKENS, [9], torch.bfloat16) - full).abs().max() < 0.1 * full.std()
 
 
 def test_published_sizes_have_the_published_cache_and_parameters() -> None:

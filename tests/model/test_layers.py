@@ -1,52 +1,21 @@
-"""Layers that differ: each behaves as a model of its kind does, decodes with a cache and costs what it says."""
+"""Layers that differ: each behaves as a model of its kind does. test_cache.py and test_cost.py have them, too."""
 
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
-from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.encoding import Position
-from llama_lab.model.generate import _static_step, prefill
 from llama_lab.util.errors import ConfigError
 from tests.composing import decoder, lively
+from tests.model.cases import FOUR, PATTERNS
 
 TOKENS = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(0))
-FOUR = ("size=pico", "model.n_layers=4", "attention=gqa")
-PATTERNS = {
-    "global": ("model.attention.window=5", "pattern=global_every_2nd"),
-    "theta by kind": ("model.attention.window=5", "pattern=global_every_6th"),
-    "nope": ("pattern=nope_every_4th",),
-    "nope global": ("model.attention.window=5", "pattern=nope_global_every_4th"),
-    "biases by layer": ("position=alibi", "+pattern.a={at: '::3', position: relative}"),
-    "explicit": ("+pattern.a={at: [0,2], n_kv_heads: 1, ffn: gelu, norm: layernorm}",),
-    "blocks": ("+pattern.a={at: 1, block: parallel}", "+pattern.b={at: [0, -1], hidden_dim: 24}"),
-}
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-@torch.no_grad()
-def test_cached_decoding_equals_the_full_pass(pattern: str) -> None:
-    model = lively(*FOUR, *PATTERNS[pattern])
-    state = model.new_state(2, 24)
-    read = [model(chunk, state) for chunk in TOKENS.split([7, 1, 1, 8, 1, 6], 1)]
-    torch.testing.assert_close(torch.cat(read, 1), model(TOKENS), rtol=1e-4, atol=1e-4)
-    assert state.nbytes == 2 * sum(mixer.state_bytes(24, torch.float32) for mixer in model.mixers)
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_flops_are_those_of_pytorchs_counter(pattern: str) -> None:
-    """Of a sequence no longer than the window, where both count all keys."""
-    model = decoder(*FOUR, *PATTERNS[pattern], "model.attention.kernel=reference")
-    with FlopCounterMode(display=False) as counter:
-        model(TOKENS[:1, :5])
-    assert counter.get_total_flops() == 5 * measure_cost(model, 5).flops_per_token_dense
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_layer_starts_with_the_values_that_it_has_in_a_model_of_its_kind(pattern: str) -> None:
     """A switch in one layer leaves the initial values of all others as they were."""
     plain = dict(decoder(*FOUR).named_parameters())
-    for name, value in decoder(*FOUR, *PATTERNS[pattern]).named_parameters():
+    for name, value in decoder(*PATTERNS[pattern]).named_parameters():
         if name in plain and plain[name].shape == value.shape and not name.startswith("norm"):
             assert torch.equal(plain[name], value), name
 
@@ -78,18 +47,6 @@ def test_each_layer_turns_at_its_own_theta() -> None:
         model(TOKENS)
     assert torch.equal(*outputs)
     assert not torch.equal(own(TOKENS), everywhere(TOKENS))
-
-
-@torch.no_grad()
-def test_prompts_of_different_lengths_and_the_static_step_know_the_layers() -> None:
-    model: Decoder = lively(*FOUR, *PATTERNS["nope global"])
-    prompts = [TOKENS[0, :9].tolist(), TOKENS[1, :4].tolist()]
-    state = model.new_state(2, 24)
-    prefill(model, prompts, state)
-    positions = state.lengths[:, None].clone()
-    static = _static_step(model, torch.tensor([[1], [2]]), positions, state)
-    for row, (prompt, token) in enumerate(zip(prompts, (1, 2), strict=True)):
-        torch.testing.assert_close(static[row], model(torch.tensor([[*prompt, token]]))[0, -1], rtol=1e-4, atol=1e-4)
 
 
 class Ending(Position):

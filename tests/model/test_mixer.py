@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hydra.utils import instantiate
+from hydra.errors import InstantiationException
 from torch import Tensor, nn
 
 from llama_lab.evaluation.cache_memory import cache_dtypes, cache_sizes
@@ -19,9 +19,11 @@ from llama_lab.model.mixer import Mixer
 from llama_lab.model.position import Rope
 from llama_lab.model.state import State
 from llama_lab.study.design.matching import match_width
-from tests.composing import compose_config, decoder
+from tests.composing import decoder
+from tests.model.cases import in_pieces, model_with
 
 DIM = 32
+NOWHERE = "position=none"
 
 
 class Average(Mixer):
@@ -65,23 +67,16 @@ class BatchLast(Average):
         return State([torch.zeros(self.dim, batch_size, device=device, dtype=dtype)])
 
 
-def model_with(*overrides: str, device: str = "cpu", **components: Any) -> Decoder:
-    """A tiny decoder, on no positions, with components of a user's own."""
-    cfg = compose_config("size=pico", "position=none", *overrides)
-    with torch.device(device):
-        return instantiate(cfg.model, vocab_size=97, **components).eval()
-
-
 def lively_with(**components: Any) -> Decoder:
-    """The same with weights far from their small start."""
-    model, generator = model_with(**components), torch.Generator().manual_seed(0)
+    """A model, on no positions, with weights far from their small start."""
+    model, generator = model_with(NOWHERE, **components), torch.Generator().manual_seed(0)
     for p in model.parameters():
         nn.init.normal_(p, 0.0, 0.3, generator=generator)
     return model
 
 
 def test_another_mixer_trains() -> None:
-    model, tokens = model_with(attention=Average).train(), torch.arange(40).view(2, 20)
+    model, tokens = model_with(NOWHERE, attention=Average).train(), torch.arange(40).view(2, 20)
     optimizer, losses = torch.optim.AdamW(model.parameters(), 1e-2), []
     for _ in range(8):
         loss = F.cross_entropy(model(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
@@ -107,13 +102,13 @@ def test_another_mixer_decodes_with_its_state_as_without_and_without_end() -> No
 
 
 def test_another_mixer_is_costed_and_its_state_is_of_one_size() -> None:
-    model, attention = model_with(attention=Average), model_with()
+    model, attention = model_with(NOWHERE, attention=Average), model_with(NOWHERE)
     cost, usual = measure_cost(model), measure_cost(attention)
     assert cost.params == usual.params - 2 * 2 * DIM**2  # without queries and keys, in two layers
     keys = 2 * 2 * DIM * (32 + 1) / 2
     assert cost.flops_per_token == usual.flops_per_token - 2 * (2 * 2 * DIM**2 + keys)
     assert (cost.kv_bytes_per_token, cost.kv_bytes) == (0, 2 * DIM * 2)
-    assert measure_cost(model_with(attention=Average, device="meta")) == cost
+    assert measure_cost(model_with(NOWHERE, attention=Average, device="meta")) == cost
     assert cache_dtypes(model) == [torch.bfloat16, torch.float32]
     for size in cache_sizes(model, [1, 3], [1, 32]):
         assert size.measured_bytes == size.formula_bytes == size.batch_size * 2 * DIM * (2, 4)[size.dtype == "float32"]
@@ -122,76 +117,52 @@ def test_another_mixer_is_costed_and_its_state_is_of_one_size() -> None:
 @pytest.mark.parametrize("match", ["params", "flops"])
 def test_another_mixer_is_matched_by_the_width_of_the_feed_forward(match: str) -> None:
     def cost_at(width: int):
-        return measure_cost(model_with(f"model.hidden_dim={width}", attention=Average, device="meta"))
+        return measure_cost(model_with(NOWHERE, f"model.hidden_dim={width}", attention=Average, device="meta"))
 
-    matched = match_width(cost_at, 88, match, measure_cost(model_with(device="meta")))
+    matched = match_width(cost_at, 88, match, measure_cost(model_with(NOWHERE, device="meta")))
     assert matched.width > 88
     assert abs(matched.residual) <= 0.005
 
 
 def test_a_mixer_without_a_state_trains_but_cannot_decode() -> None:
-    model = model_with(attention=Stateless)
+    model = model_with(NOWHERE, attention=Stateless)
     assert measure_cost(model).kv_bytes is None
     with pytest.raises(ValueError, match=r"^blocks\.0\.attention: Stateless must read the whole .* give it new_s"):
         model.new_state(1)
 
 
 def test_a_state_of_another_batch_is_refused() -> None:
-    for model in (model_with(attention=Average), model_with()):
+    for model in (model_with(NOWHERE, attention=Average), model_with(NOWHERE)):
         with pytest.raises(ValueError, match=r"^tokens: a batch of 2, but the state is of 3 sequences; make one with"):
             model(torch.zeros(2, 4, dtype=torch.long), model.new_state(3))
     with pytest.raises(
         ValueError, match=r"BatchLast\.new_state\(3, \.\.\.\) has a tensor of shape \(32, 3\); its first"
     ):
-        model_with(attention=BatchLast).new_state(3)
+        model_with(NOWHERE, attention=BatchLast).new_state(3)
     with pytest.raises(ValueError, match=r"Average cannot keep its state in int8; choose a floating dtype"):
-        model_with(attention=Average).new_state(3, dtype=torch.int8)
+        model_with(NOWHERE, attention=Average).new_state(3, dtype=torch.int8)
 
 
 def test_what_is_no_mixer_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^attention=torch\.nn\.modules\.linear\.Linear: must be a subclass of"):
-        Decoder(**model_sizes(), attention=lambda **_: nn.Linear(4, 4))
+    with pytest.raises(InstantiationException, match=r"attention=torch\.nn\.modules\.linear\.Linear: must be a sub"):
+        model_with(attention=lambda **_: nn.Linear(4, 4))
     with pytest.raises(TypeError, match=r"abstract.*flops_per_token"):
         type("Silent", (Average,), {"flops_per_token": Mixer.flops_per_token})(DIM, 0, 1)
 
 
-def model_sizes() -> dict[str, Any]:
-    """The arguments of a tiny decoder but for its mixer."""
-    cfg = compose_config("size=pico").model
-    parts = {key: instantiate(cfg[key]) for key in ("embedding", "norm", "position", "ffn", "block", "init")}
-    sizes = ("dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "max_seq_len")
-    return {**parts, **{key: cfg[key] for key in sizes}, "vocab_size": 97}
-
-
-@pytest.mark.parametrize("answer", [math.nan, math.inf, -1, None, "many"])
 @pytest.mark.parametrize(
     "hook", ["flops_per_token", "flops_per_token_dense", "active_params", "state_bytes", "state_bytes_per_token"]
 )
-def test_an_answer_that_is_no_cost_is_an_error_of_one_line(hook: str, answer: object) -> None:
-    lying = type("Lying", (Average,), {hook: lambda *_: answer})
-    with pytest.raises(
-        ValueError, match=rf"^blocks\.0\.attention: Lying\.{hook}\(.*\) is {answer}; it must be a number"
-    ):
-        measure_cost(model_with(attention=lying))
-
-
-def test_more_active_parameters_than_there_are_is_an_error() -> None:
-    boasting = type("Boasting", (Average,), {"active_params": lambda _: 10**6})
-    with pytest.raises(ValueError, match=r"is 1000000; it must be a number from 0 to 2,048$"):
-        measure_cost(model_with(attention=boasting))
-
-
-def test_a_linear_layer_with_more_matrices_than_its_weight_must_answer() -> None:
-    class LowRank(nn.Linear):
-        def __init__(self, dim: int) -> None:
-            super().__init__(dim, dim)
-            self.down, self.up = nn.Linear(dim, 4), nn.Linear(4, dim)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) + self.up(self.down(x))
-
-    with pytest.raises(ValueError, match=r"^blocks\.0\.ffn: .*LowRank has matrices outside of nn\.Linear"):
-        measure_cost(model_with(ffn=LowRank))
+def test_an_answer_that_is_no_cost_is_an_error_of_one_line(hook: str) -> None:
+    for answer in (math.nan, math.inf, -1, None, "many"):
+        lying = type("Lying", (Average,), {hook: lambda *_, answer=answer: answer})
+        told = rf"^blocks\.0\.attention: Lying\.{hook}\(.*\) is {answer}; it must be a number"
+        with pytest.raises(ValueError, match=told):
+            measure_cost(model_with(NOWHERE, attention=lying))
+    if hook == "active_params":
+        boasting = type("Boasting", (Average,), {hook: lambda _: 10**6})
+        with pytest.raises(ValueError, match=r"is 1000000; it must be a number from 0 to 2,048$"):
+            measure_cost(model_with(NOWHERE, attention=boasting))
 
 
 @torch.no_grad()
@@ -214,10 +185,9 @@ def test_the_layer_reaches_feed_forwards_and_positions() -> None:
     rotations = []
     for mixer in model.mixers:
         mixer.register_forward_pre_hook(lambda _module, args: rotations.append(args[1].rotation is not None))
-    logits, state = model(tokens), model.new_state(2)
+    logits = model(tokens)
     assert rotations == [True, False]
-    decoded = torch.cat([model(chunk, state) for chunk in tokens.split([7, 1, 12], 1)], 1)
-    torch.testing.assert_close(decoded, logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(in_pieces(model, tokens, [7, 1, 12]), logits, rtol=1e-4, atol=1e-4)
 
 
 def test_a_setting_of_a_component_s_own_is_not_overridden_by_the_decoder_s() -> None:

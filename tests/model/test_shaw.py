@@ -75,15 +75,6 @@ def test_vectors_of_keys_act_as_in_transformers() -> None:
     torch.testing.assert_close(attention_of(model, x), theirs(x, mask)[0])
 
 
-@pytest.mark.parametrize("switch", ["sinks=true", "window=6", "chunk=6", "prefix=4", "softcap=2.0", "qk_norm=head"])
-@torch.no_grad()
-def test_decoding_beside_other_switches_equals_the_full_pass(switch: str) -> None:
-    model = lively(*SHAW, "attention=gqa", f"model.attention.{switch}")
-    cache = model.new_state(2, 18)
-    pieces = torch.cat([model(piece, cache) for piece in TOKENS.split([7, 5, *[1] * 6], 1)], 1)
-    torch.testing.assert_close(pieces, model(TOKENS), rtol=1e-4, atol=1e-4)
-
-
 def test_every_layer_in_which_it_acts_has_vectors_of_its_own() -> None:
     names = [name for name, _ in decoder(*SHAW).named_parameters() if name.startswith("position")]
     assert names == [f"position.layers.{layer}.{table}.weight" for layer in (0, 1) for table in ("keys", "values")]

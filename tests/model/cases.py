@@ -1,0 +1,60 @@
+"""Models that tests look at from several sides, and a text that is read with a state."""
+
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from torch import Tensor
+
+from llama_lab.model import Decoder
+from tests.composing import compose_config
+
+LENGTH = 24
+FOUR = ("model.n_layers=4", "attention=gqa")
+WINDOW = ("attention=gqa", "model.attention.window=5")
+PATTERNS = {
+    "global": (*FOUR, "model.attention.window=5", "pattern=global_every_2nd"),
+    "theta by kind": (*FOUR, "model.attention.window=5", "pattern=global_every_6th"),
+    "nope": (*FOUR, "pattern=nope_every_4th"),
+    "nope global": (*FOUR, "model.attention.window=5", "pattern=nope_global_every_4th"),
+    "biases by layer": (*FOUR, "position=alibi", "+pattern.a={at: '::3', position: relative}"),
+    "explicit": (*FOUR, "+pattern.a={at: [0,2], n_kv_heads: 1, ffn: gelu, norm: layernorm}"),
+    "blocks": (*FOUR, "+pattern.a={at: 1, block: parallel}", "+pattern.b={at: [0, -1], hidden_dim: 24}"),
+}
+VARIANTS = {
+    "plain": ("attention=gqa",),
+    "window": WINDOW,
+    "window of 1": ("attention=mqa", "model.attention.window=1"),
+    "global every other": (*WINDOW, "pattern=global_every_2nd"),
+    "chunk": ("attention=gqa", "model.attention.chunk=5"),
+    "reference": (*WINDOW, "model.attention.kernel=reference"),
+    "gemma2": ("attention=gqa_gemma2",),
+    "qk norm": ("attention=mha_qk_norm",),
+    "gate and values": ("attention=gqa", "model.attention.gate=head", "model.attention.value_residual=learned"),
+    "sinks": (*WINDOW, "model.attention.sinks=true"),
+    "temperature": ("attention=gqa_step_temperature", "model.attention.temperature.step=4"),
+    "scalars": (
+        *("attention=mha_log_temperature", "model.attention.window=5", "model.attention.scale=0.2"),
+        *("model.attention.clip_qkv=1", "model.attention.qk_norm=head", "model.attention.qk_gain=heads"),
+        *("model.attention.qk_norm_rotated=true", "model.block.residual_scale=0.4", "model.embedding.logit_scale=0.5"),
+    ),
+}
+
+
+@torch.no_grad()
+def in_pieces(model: Decoder, tokens: Tensor, sizes: list[int], dtype: torch.dtype | None = None) -> Tensor:
+    """Logits of `tokens`, read with a state in pieces of these sizes and then one by one."""
+    batch_size, length = tokens.shape
+    state = model.new_state(batch_size, length, dtype)
+    pieces = tokens.split([*sizes, *[1] * (length - sum(sizes))], 1)
+    logits = torch.cat([model(piece, state) for piece in pieces], 1)
+    assert state.lengths.tolist() == [length] * batch_size
+    return logits
+
+
+def model_with(*overrides: str, device: str = "cpu", **components: Any) -> Decoder:
+    """A tiny decoder with components of a user's own."""
+    cfg = compose_config("size=pico", *overrides)
+    with torch.device(device):
+        model: Decoder = instantiate(cfg.model, vocab_size=97, **components)
+    return model.eval()

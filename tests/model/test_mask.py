@@ -17,8 +17,8 @@ from llama_lab.model.mixer import Mixer
 from llama_lab.model.state import State
 from llama_lab.util.errors import ConfigError
 from tests.composing import END_OF_TEXT, compose_config, decoder, kinds, lively
+from tests.model.cases import LENGTH, in_pieces
 
-LENGTH = 24
 POSITIONS = ["none", "learned", "sinusoidal", "rope", "alibi", "relative"]
 KERNELS = ["sdpa", "reference"]
 NO_KERNEL = ("shaw", "sdpa")
@@ -108,15 +108,6 @@ def test_with_one_layer_a_token_is_influenced_by_what_it_sees_alone(position: st
         assert influence(model, packed(), slice(reader, reader + 1)) == [k in seen for k in range(LENGTH)]
 
 
-@pytest.mark.parametrize("rule", [PREFIX, Mask(window=4, prefix=7), Mask(chunk=5, prefix=7)], ids=str)
-@torch.no_grad()
-def test_decoding_after_a_prefix_equals_the_full_forward(rule: Mask) -> None:
-    model, tokens = model_of("rope", rule), packed()
-    cache = model.new_state(1, LENGTH)
-    logits = torch.cat([model(piece, cache) for piece in tokens.split([9, 4, *[1] * 11], 1)], 1)
-    torch.testing.assert_close(logits, model(tokens), rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("position", POSITIONS)
 @torch.no_grad()
@@ -138,15 +129,19 @@ def test_no_gradient_crosses_a_border(position: str, kernel: str) -> None:
     assert any(influence(model_of(position, Mask(), kernel), packed(), slice(14, None))[:14])
 
 
-@pytest.mark.parametrize("rule", [Mask(), WINDOW, CHUNK], ids=str)
-@pytest.mark.parametrize("position", POSITIONS)
-@torch.no_grad()
-def test_decoding_knows_where_documents_start(position: str, rule: Mask) -> None:
-    model, tokens = model_of(position, rule, document_start_id=END_OF_TEXT), packed()
-    for sizes in ([1] * LENGTH, [2, 9, 7, 6], [16, *[1] * 8]):
-        cache = model.new_state(1, LENGTH)
-        logits = torch.cat([model(piece, cache) for piece in tokens.split(sizes, 1)], 1)
-        torch.testing.assert_close(logits, model(tokens), rtol=1e-5, atol=1e-5)
+DECODED = [
+    *((position, rule, END_OF_TEXT) for position in POSITIONS for rule in (Mask(), WINDOW, CHUNK)),
+    *(("rope", rule, None) for rule in (PREFIX, Mask(window=4, prefix=7), Mask(chunk=5, prefix=7))),
+    ("shaw", PREFIX, None),
+]
+
+
+@pytest.mark.parametrize(("position", "rule", "document_start_id"), DECODED, ids=str)
+def test_decoding_knows_documents_and_a_prefix(position: str, rule: Mask, document_start_id: int | None) -> None:
+    model = model_of(position, rule, "auto" if position == "shaw" else "sdpa", document_start_id)
+    for sizes in ([9, 4], [16], *([[], [2, 9, 7, 6]] if document_start_id is not None else [])):
+        expected = model(packed()).detach()
+        torch.testing.assert_close(in_pieces(model, packed(), sizes), expected, rtol=1e-5, atol=1e-5)
 
 
 class Shift(Mixer):
@@ -187,12 +182,10 @@ def test_documents_end_for_each_sequence_of_a_batch_by_itself_in_a_compiled_step
         positions = cache.lengths[:, None].clone()
         for i in (9, 10):
             tokens = torch.tensor([[text[i]] for text in texts])
-            read = (
-                model(tokens, cache)[:, -1]
-                if step == "eager"
-                else _static_step(model, tokens, positions + i - 9, cache)
+            eager = step == "eager"
+            logits.append(
+                model(tokens, cache)[:, -1] if eager else _static_step(model, tokens, positions + i - 9, cache)
             )
-            logits.append(read)
         whole = [model(torch.tensor([text[:11]]))[0, 8:] for text in texts]
         torch.testing.assert_close(torch.stack(logits, 1), torch.stack(whole), rtol=1e-4, atol=1e-4)
 
@@ -216,26 +209,6 @@ def test_layers_of_chunks_keep_one_chunk_and_global_ones_all() -> None:
     state = model.new_state(1, LENGTH)
     assert [layer.slots for layer in state.layers] == [5, LENGTH]
     assert [mixer.max_state_tokens for mixer in model.mixers] == [5, None]
-
-
-REFUSED = {
-    "model.attention.chunk=4: there is attention.window=4 too; set one of them to null": ["chunk=4", "window=4"],
-    "model.attention.chunk=32: hides nothing at model.max_seq_len=32; ": ["chunk=32"],
-    "model.attention.chunk=0: must be at least 1, or null for none": ["chunk=0"],
-    "model.attention.prefix=1: must be at least 2, or null for none": ["prefix=1"],
-    "model.attention.prefix=32: max_seq_len=32 ends there; make it": ["prefix=32"],
-}
-OF_DOCUMENTS = "with documents, sequences would predict unequally many tokens; set it to null, or"
-
-
-def test_what_cannot_work_is_refused_in_one_line() -> None:
-    cases = {beginning: [f"model.attention.{setting}" for setting in REFUSED[beginning]] for beginning in REFUSED}
-    cases[f"model.attention.prefix=4: {OF_DOCUMENTS}"] = ["model.attention.prefix=4", *DOCUMENTS]
-    for beginning, overrides in cases.items():
-        with pytest.raises(ConfigError) as error:
-            decoder(*overrides)
-        assert str(error.value).startswith(beginning)
-        assert "\n" not in str(error.value)
 
 
 def test_a_document_mask_needs_the_token_with_which_documents_start() -> None:

@@ -80,12 +80,6 @@ def test_gains_of_heads_equal_a_norm_for_each(norm: Callable[..., nn.Module]) ->
     torch.testing.assert_close(*results)
 
 
-@pytest.mark.parametrize("idle", ["bias", "unit_offset"])
-def test_what_goes_with_a_gain_is_refused_without_one(idle: str) -> None:
-    with pytest.raises(ValueError, match=rf"^norm\.{idle}=true: a norm without a gain has none; set norm.gain=true"):
-        LayerNorm(12, gain=False, **{"bias": False, idle: True})
-
-
 @pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])
 def test_norms_compute_in_float32_whatever_the_dtype(norm: type[nn.Module]) -> None:
     ours, x = norm(12).bfloat16(), X.bfloat16()

@@ -1,5 +1,6 @@
 """Every setting of every component does something or is refused, and what cannot work is refused in one line."""
 
+import re
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from llama_lab.config.schema import flatten
 from llama_lab.model import measure_cost
 from llama_lab.training.prepare import check_complete
 from llama_lab.util.errors import ConfigError
-from tests.composing import compose_config, decoder, kinds, options
+from tests.composing import END_OF_TEXT, compose_config, decoder, kinds, options
 
 # What a group's options set: the component, and the size that belongs to it.
 NODES = {
@@ -59,12 +60,8 @@ OTHER_WORD = {"none": "tanh", "tanh": "none", "head": "projection"}  # of GELU's
 def settings_of(cfg: DictConfig, nodes: list[str]) -> dict[str, Any]:
     """The leaves of the model and its size under some nodes, as `{"model.attention.window": 16}`."""
     leaves = flatten({key: OmegaConf.to_container(cfg[key], resolve=True) for key in ("model", "size")})
-    return {
-        key: value
-        for key, value in leaves.items()
-        if any(key == node or key.startswith(f"{node}.") for node in nodes)
-        and not key.endswith(("_target_", "_partial_"))
-    }
+    of_nodes = [key for key in leaves if any(key == node or key.startswith(f"{node}.") for node in nodes)]
+    return {key: leaves[key] for key in of_nodes if not key.endswith(("_target_", "_partial_"))}
 
 
 def changed(key: str, value: Any) -> Any:
@@ -93,13 +90,12 @@ def behaviour(cfg: DictConfig) -> dict[str, Any]:
 
 def differ(a: dict[str, Any], b: dict[str, Any]) -> bool:
     """Whether two behaviours differ in anything, to the last bit."""
-    if (
-        a["cost"] != b["cost"]
-        or a["initial"].keys() != b["initial"].keys()
+    one, other = a["initial"], b["initial"]
+    return (
+        (a["cost"], one.keys()) != (b["cost"], other.keys())
         or not torch.equal(a["logits"], b["logits"])
-    ):
-        return True
-    return not all(torch.equal(a["initial"][name], b["initial"][name]) for name in a["initial"])
+        or not all(torch.equal(one[name], other[name]) for name in one)
+    )
 
 
 def inert_settings(cfg: DictConfig, nodes: list[str]) -> list[str]:
@@ -156,97 +152,102 @@ def test_the_kernel_setting_chooses_the_kernel(option: str) -> None:
             assert block.attention.kernel == ("reference" if plain else "sdpa")
 
 
-REFUSED = {  # the beginning of what is told, and the overrides of which it is
-    "model.n_heads=5: does not divide model.dim=32; choose a divisor": "model.n_heads=5",
-    "model.n_kv_heads=3: does not divide n_heads=4; choose one of 1, 2": "attention=gqa model.n_kv_heads=3",
-    "model.n_kv_heads=4: attention=mqa has one kv head; leave": "attention=mqa model.n_kv_heads=4",
-    "model.n_kv_heads=2: attention=mha has one kv head per head, 4": "attention=mha model.n_kv_heads=2",
-    "model.position.fraction=1.0: turns 7 of head_dim=7 dimensions, but the": "model.head_dim=7",
-    "model.position.fraction=0: turns 0 of head_dim=8 dimensions": "model.position.fraction=0",
-    "model.position.fraction=1.5: turns 12 of head_dim=8 dimensions": "model.position.fraction=1.5",
-    "model.dim=33: sinusoidal positions need": "position=sinusoidal model.dim=33 model.n_heads=3",
-    "model.position.max_distance=16: must exceed": "position=relative model.position.max_distance=16",
-    "model.position.n_buckets=1: must be": "position=relative model.position.n_buckets=1",
-    "model.position.clip=0: must be positive": "position=shaw model.position.clip=0",
-    "model.attention.kernel=sdpa: it cannot add to keys and values, as position=shaw": (
-        "position=shaw model.attention.kernel=sdpa"
+LONG_FACTORS = "position=rope_long model.position.scaling.long_factors"
+FIRST_VALUES = ".value_residual=0.5 +pattern.few={at:[0],attention:"
+# Overrides, and the beginning of what is told of them; in both, a dot stands for `model.attention.`.
+REFUSED = [
+    ("model.n_heads=5", "model.n_heads=5: does not divide model.dim=32; choose a divisor"),
+    ("attention=gqa model.n_kv_heads=3", "model.n_kv_heads=3: does not divide n_heads=4; choose one of 1, 2"),
+    ("attention=mqa model.n_kv_heads=4", "model.n_kv_heads=4: attention=mqa has one kv head; leave"),
+    ("attention=mha model.n_kv_heads=2", "model.n_kv_heads=2: attention=mha has one kv head per head, 4"),
+    (
+        "attention=mla model.n_kv_heads=2",
+        "model.n_kv_heads=2: attention=mla has keys and values for each head, 4;",
     ),
-    "model.attention=llama_lab.model.latent_attention.LatentAttention: adds no vectors to keys": (
-        "position=shaw attention=mla"
+    ("model.head_dim=7", "model.position.fraction=1.0: turns 7 of head_dim=7 dimensions, but the"),
+    ("model.position.fraction=0", "model.position.fraction=0: turns 0 of head_dim=8 dimensions"),
+    ("model.position.fraction=1.5", "model.position.fraction=1.5: turns 12 of head_dim=8 dimensions"),
+    ("position=sinusoidal model.dim=33 model.n_heads=3", "model.dim=33: sinusoidal positions need"),
+    ("position=relative model.position.max_distance=16", "model.position.max_distance=16: must exceed"),
+    ("position=relative model.position.n_buckets=1", "model.position.n_buckets=1: must be"),
+    ("position=shaw model.position.clip=0", "model.position.clip=0: must be positive"),
+    ("position=shaw .kernel=sdpa", ".kernel=sdpa: it cannot add to keys and values, as position=shaw"),
+    (
+        "position=shaw attention=mla",
+        "model.attention=llama_lab.model.latent_attention.LatentAttention: adds no",
     ),
-    "model.attention.window=32: hides nothing at model.max_seq_len=32": "model.attention.window=32",
-    "model.attention.window=0: must be at least 1, or null for none": "model.attention.window=0",
-    "model.attention.qk_norm=heads: unknown; choose head, projection or": "model.attention.qk_norm=heads",
-    "model.attention.qk_norm=head: the model's norm does": "model.attention.qk_norm=head norm=none",
-    "model.attention.qk_norm=null: qk_gain, qk_bias and qk_norm_rotated need": "model.attention.qk_gain=heads",
-    "model.attention.qk_norm=null: qk_gain": "model.attention.qk_norm_rotated=true",
-    "model.attention.qk_norm=projection: has a gain per element": (
-        "model.attention.qk_norm=projection model.attention.qk_gain=heads"
+    ("position=rope_linear model.position.scaling.factor=0", "model.position.scaling.factor=0: must be positive"),
+    ("position=rope_yarn model.position.scaling.beta_slow=0", "model.position.scaling.beta_slow=0: must be positive"),
+    (
+        "position=rope_llama3 model.position.scaling.low_freq_factor=-1",
+        "model.position.scaling.low_freq_factor=-1: mu",
     ),
-    "model.attention.qk_norm=projection: has": (
-        "model.attention.qk_norm=projection model.attention.qk_norm_rotated=true"
+    (f"{LONG_FACTORS}=[1,2,3]", "model.position.scaling.long_factors: has 3 numbers for 4 frequencies; give all"),
+    (f"{LONG_FACTORS}=[1,0,1,1]", "model.position.scaling.long_factors=0: must be positive"),
+    (".window=32", ".window=32: hides nothing at model.max_seq_len=32"),
+    (".window=0", ".window=0: must be at least 1, or null for none"),
+    (".chunk=4 .window=4", ".chunk=4: there is attention.window=4 too; set one of them to null"),
+    (".chunk=32", ".chunk=32: hides nothing at model.max_seq_len=32; "),
+    (".chunk=0", ".chunk=0: must be at least 1, or null for none"),
+    (".prefix=1", ".prefix=1: must be at least 2, or null for none"),
+    (".prefix=32", ".prefix=32: max_seq_len=32 ends there; make it"),
+    (
+        ".prefix=4 data.document_mask=true",
+        ".prefix=4: with documents, sequences would predict unequally many tokens",
     ),
-    "model.attention.qk_gain=none: such a norm has no bias either": (
-        "model.attention.qk_norm=head model.attention.qk_gain=none model.attention.qk_bias=false"
+    (".qk_norm=heads", ".qk_norm=heads: unknown; choose head, projection or"),
+    (".qk_norm=head norm=none", ".qk_norm=head: the model's norm does"),
+    (".qk_gain=heads", ".qk_norm=null: qk_gain, qk_bias and qk_norm_rotated need"),
+    (".qk_norm_rotated=true", ".qk_norm=null: qk_gain"),
+    (".qk_norm=projection .qk_gain=heads", ".qk_norm=projection: has a gain per element"),
+    (".qk_norm=projection .qk_norm_rotated=true", ".qk_norm=projection: has"),
+    (".qk_norm=head .qk_gain=none .qk_bias=false", ".qk_gain=none: such a norm has no bias either"),
+    (".qk_norm=head .qk_gain=all", ".qk_gain=all: unknown; choose shared, heads or none"),
+    (".qk_norm=head .qk_bias=true", ".qk_bias: the model's norm has no argument bias"),
+    (".scale=0", ".scale=0: must be positive"),
+    (".clip_qkv=-1", ".clip_qkv=-1: must be positive"),
+    (".kernel=flash", ".kernel=flash: unknown; choose auto, sdpa or reference"),
+    ("attention=gqa_gemma2 .kernel=sdpa", ".kernel=sdpa: it cannot cap"),
+    (".softcap=0", ".softcap=0: must be"),
+    (".gate=heads", ".gate=heads: unknown; choose head, element or null"),
+    (".value_residual=1.0", ".value_residual=1.0: must be above 0 and below 1, or learned, or null"),
+    (".value_residual=0.5 model.n_layers=1", ".value_residual=0.5: the only layer is the first; set it to null"),
+    (f"{FIRST_VALUES}mqa}}", ".value_residual: the first layer has not 4 heads of 8 values"),
+    (f"{FIRST_VALUES}mla}}", ".value_residual: the first layer has not 4 heads of 8 values, as"),
+    ("attention=mha_log_temperature .temperature.length=1", ".temperature.length=1: must be at least 2"),
+    ("attention=mha_log_temperature .temperature.minimum=-1", ".temperature.minimum=-1: must not be negative"),
+    ("attention=mha_step_temperature .temperature.step=0", ".temperature.step=0: must be positive"),
+    ("attention=mha_step_temperature .temperature.offset=-1", ".temperature.offset=-1: must not be negative"),
+    ("attention=mla .kv_rank=0", ".kv_rank=0: must be a"),
+    ("attention=mla .kernel=flash", ".kernel=flash: unknown;"),
+    ("attention=mla norm=none .latent_eps=0.1", ".latent_eps=0.1: the model's norm has no eps"),
+    ("attention=mla norm=rmsnorm .latent_eps=0", ".latent_eps=0: must "),
+    (
+        "norm=layernorm model.norm.gain=false",
+        "model.norm.bias=true: a norm without a gain has none; set norm.gain",
     ),
-    "model.attention.qk_gain=all: unknown; choose shared, heads or none": (
-        "model.attention.qk_norm=head model.attention.qk_gain=all"
-    ),
-    "model.attention.qk_bias: the model's norm has no argument bias": (
-        "model.attention.qk_norm=head model.attention.qk_bias=true"
-    ),
-    "model.attention.scale=0: must be positive": "model.attention.scale=0",
-    "model.attention.clip_qkv=-1: must be positive": "model.attention.clip_qkv=-1",
-    "model.embedding.norm_input=true: the model's norm does nothing": "embedding=tied_norm norm=none",
-    "model.attention.kernel=flash: unknown; choose auto, sdpa or reference": "model.attention.kernel=flash",
-    "model.attention.kernel=sdpa: it cannot cap": "attention=gqa_gemma2 model.attention.kernel=sdpa",
-    "model.attention.softcap=0: must be": "model.attention.softcap=0",
-    "model.attention.gate=heads: unknown; choose head, element or null": "model.attention.gate=heads",
-    "model.attention.value_residual=1.0: must be above 0 and below 1, or learned, or null": (
-        "model.attention.value_residual=1.0"
-    ),
-    "model.attention.value_residual=0.5: the only layer is the first; set it to null": (
-        "model.attention.value_residual=0.5 model.n_layers=1"
-    ),
-    "model.attention.value_residual: the first layer has not 4 heads of 8 values": (
-        "model.attention.value_residual=0.5 +pattern.few={at:[0],attention:mqa}"
-    ),
-    "model.attention.value_residual: the first layer has not 4 heads of 8 values, as": (
-        "model.attention.value_residual=0.5 +pattern.latent={at:[0],attention:mla}"
-    ),
-    "model.n_kv_heads=2: attention=mla has keys and values for each head, 4; leave n_kv_heads out": (
-        "attention=mla model.n_kv_heads=2"
-    ),
-    "model.attention.kv_rank=0: must be a": "attention=mla model.attention.kv_rank=0",
-    "model.attention.kernel=flash: unknown;": "attention=mla model.attention.kernel=flash",
-    "model.attention.latent_eps=0.1: the model's norm has no eps": (
-        "attention=mla norm=none model.attention.latent_eps=0.1"
-    ),
-    "model.attention.latent_eps=0: must ": "attention=mla norm=rmsnorm model.attention.latent_eps=0",
-    "model.embedding.logit_softcap=-1: must be": "model.embedding.logit_softcap=-1",
-    "model.vocab_size=50: the tokenizer has 97 ids; raise it to at least that": "model.vocab_size=50",
-    "model.dropout=1: must be at least 0 and less than 1": "model.dropout=1",
-    "model.dim=-32: must be a positive whole number": "model.dim=-32",
-    "model.n_layers=0: must be a positive whole number": "model.n_layers=0",
-    "model.head_dim=-8: must be a positive whole number": "model.head_dim=-8",
-    "model.hidden_dim=-8: must be a positive whole number": "model.hidden_dim=-8",
-    "model.max_seq_len=-4: must be a positive whole number": "model.max_seq_len=-4",
-    "size.mlp_ratio=-1: must be": "size.mlp_ratio=-1",
-}
+    ("norm=rmsnorm_offset model.norm.gain=false", "model.norm.unit_offset=true: a norm without a gain has none; set"),
+    ("embedding=tied_norm norm=none", "model.embedding.norm_input=true: the model's norm does nothing"),
+    ("model.embedding.logit_softcap=-1", "model.embedding.logit_softcap=-1: must be"),
+    ("model.vocab_size=50", "model.vocab_size=50: the tokenizer has 97 ids; raise it to at least that"),
+    ("model.dropout=1", "model.dropout=1: must be at least 0 and less than 1"),
+    ("model.dim=-32", "model.dim=-32: must be a positive whole number"),
+    ("model.n_layers=0", "model.n_layers=0: must be a positive whole number"),
+    ("model.head_dim=-8", "model.head_dim=-8: must be a positive whole number"),
+    ("model.hidden_dim=-8", "model.hidden_dim=-8: must be a positive whole number"),
+    ("model.max_seq_len=-4", "model.max_seq_len=-4: must be a positive whole number"),
+    ("size.mlp_ratio=-1", "size.mlp_ratio=-1: must be"),
+]
 
 
-def build_checked(cfg: DictConfig) -> None:
-    """The model as a run builds it."""
-    check_complete(cfg)
-    build_model(cfg, 97)
-
-
-@pytest.mark.parametrize("beginning", REFUSED)
-def test_what_cannot_work_is_refused_in_one_line_that_names_key_value_and_fix(beginning: str) -> None:
-    cfg = compose_config("size=pico", *REFUSED[beginning].split())
-    with pytest.raises(ConfigError) as error:
-        build_checked(cfg)
+@pytest.mark.parametrize(("overrides", "beginning"), REFUSED)
+def test_what_cannot_work_is_refused_in_one_line_that_names_key_value_and_fix(overrides: str, beginning: str) -> None:
+    whole, told = (re.sub(r"(^| )\.", r"\1model.attention.", text) for text in (overrides, beginning))
+    cfg = compose_config("size=pico", *whole.split())
+    with pytest.raises(ConfigError) as error:  # noqa: PT012
+        check_complete(cfg)
+        build_model(cfg, 97, END_OF_TEXT)
     message = str(error.value)
-    assert message.startswith(beginning)
+    assert message.startswith(told)
     assert "\n" not in message
     assert "; " in message or "must " in message, "no fix"

@@ -60,17 +60,3 @@ def test_a_temperature_multiplies_the_scores_of_its_query(positions: torch.Tenso
             layer.scale = 8**-0.5 * float(temperature(position[None]))
             alone = layer(x[[row]], AttentionContext(Position(), positions[row] if positions.ndim > 1 else positions))
             torch.testing.assert_close(mixed[row, i], alone[0, i], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: LogTemperature(1), r"^attention\.temperature\.length=1: must be at least 2"),
-        (lambda: LogTemperature(9, -1), r"^attention\.temperature\.minimum=-1: must not be negative"),
-        (lambda: StepTemperature(0.1, 0), r"^attention\.temperature\.step=0: must be positive"),
-        (lambda: StepTemperature(0.1, 9, -1), r"^attention\.temperature\.offset=-1: must not be negative"),
-    ],
-)
-def test_numbers_without_sense_are_refused(build, message: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError, match=message):
-        build()

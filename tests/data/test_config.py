@@ -35,18 +35,17 @@ def test_the_cache_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     assert compose_config("data=text", "data.files=[a]").data.cache_dir == "/elsewhere"
 
 
-@pytest.mark.parametrize("files", ["{a}", "[{a}]", "['{folder}/*.txt']"])
+@pytest.mark.parametrize("files", ["{a}/a.txt", "[{a}/a.txt]", "['{a}/*.txt']"])
 def test_text_reads_the_files_named_on_the_command_line(files: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one two three")
-    named = files.format(a=tmp_path / "a.txt", folder=tmp_path)
-    source = instantiate(compose_config("data=text", f"data.files={named}").data.source)
+    source = instantiate(compose_config("data=text", f"data.files={files.format(a=tmp_path)}").data.source)
     assert isinstance(source, TextFiles)
     assert list(source.documents()) == ["one two three"]
 
 
-@pytest.mark.parametrize("option", ["c4", "mix"])
+@pytest.mark.parametrize("option", ["data=c4", "data=mix data.mix={stdlib:0.5,c4:0.5}"])
 def test_settings_that_hold_others_are_checked_where_they_are_set(option: str) -> None:
-    cfg = compose_config(f"data={option}", *(["data.mix={stdlib: 0.5, c4: 0.5}"] if option == "mix" else []))
+    cfg = compose_config(*option.split())
     check_kinds(cfg, flat_defaults(cfg))
 
 
@@ -84,23 +83,16 @@ def test_paths_of_a_stored_config_are_absolute_and_addresses_and_names_as_they_w
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
-    data: dict[str, Any] = {
-        "files": "a.txt",
-        "sources": {
-            "b": {"source": {"path": "here", "data_files": "x/*"}},
-            "c": {"path": "json", "data_files": {"train": ["c.json", "https://d/e.json"], "test": "f.json"}},
+
+    def config(files: Any, below: str) -> dict[str, Any]:
+        json = {"train": [f"{below}c.json", "https://d/e.json"], "test": f"{below}f.json"}
+        sources = {
+            "b": {"source": {"path": f"{below}here", "data_files": "x/*"}},
+            "c": {"path": "json", "data_files": json},
             "d": {"path": "org/name", "data_files": None},
-        },
-    }
+        }
+        return {"files": files, "sources": sources}
+
+    data = config("a.txt", "")
     make_absolute(data)
-    assert data == {
-        "files": [f"{tmp_path}/a.txt"],
-        "sources": {
-            "b": {"source": {"path": f"{tmp_path}/here", "data_files": "x/*"}},
-            "c": {
-                "path": "json",
-                "data_files": {"train": [f"{tmp_path}/c.json", "https://d/e.json"], "test": f"{tmp_path}/f.json"},
-            },
-            "d": {"path": "org/name", "data_files": None},
-        },
-    }
+    assert data == config([f"{tmp_path}/a.txt"], f"{tmp_path}/")

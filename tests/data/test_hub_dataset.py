@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,29 +25,18 @@ from tests.data.texts import sentences
 
 TEXTS = [*sentences(60), "", "e\u0301 ﷽ 漢字 🙂 \u202e\x00 \ufeff", None, "two\nlines\r\n"]
 EXPECTED = [text or "" for text in TEXTS]
-WRITERS: dict[str, Callable[[Dataset, Path], Any]] = {
-    "parquet": lambda data, file: data.to_parquet(file),
-    "json": lambda data, file: data.to_json(file),
-    "arrow": lambda data, file: data.save_to_disk(file.parent / "saved"),
-}
 
 
 def rows(texts: list[str | None] = TEXTS, column: str = "text") -> Dataset:
     return Dataset.from_dict({"id": [*range(len(texts))], column: texts})
 
 
-def refusal(**settings: Any) -> str:
-    def read() -> None:
-        source = HubDataset(**settings)
-        source.fingerprint()
-        source.prepare(lambda *_: None)
-        list(source.documents())
-        list(source.validation or ())
-
-    with pytest.raises(ConfigError) as caught:
-        read()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+def read(**settings: Any) -> None:
+    source = HubDataset(**settings)
+    source.fingerprint()
+    source.prepare(lambda *_: None)
+    list(source.documents())
+    list(source.validation or ())
 
 
 def opened(cache: Path, **settings: Any) -> TokenDataset:
@@ -63,29 +51,26 @@ def documents(tokens: Any) -> list[str]:
 
 @pytest.mark.parametrize("format", ["parquet", "json", "arrow"])
 def test_each_format_gives_every_text_of_any_unicode_in_order_again_and_again(format: str, tmp_path: Path) -> None:
-    file = tmp_path / f"a.{format}"
-    WRITERS[format](rows(), file)
-    found = next(tmp_path.rglob(f"*.{format}"))
+    {"parquet": rows().to_parquet, "json": rows().to_json, "arrow": rows().save_to_disk}[format](
+        tmp_path / f"a.{format}"
+    )
+    found = next(file for file in tmp_path.rglob(f"*.{format}") if file.is_file())
     source = HubDataset(format, data_files=str(found))
     assert list(source.documents()) == list(source.documents()) == EXPECTED
     assert source.total_bytes() == found.stat().st_size
 
 
-def test_a_folder_gives_its_splits(tmp_path: Path) -> None:
-    for split, texts in {"train": TEXTS, "validation": ["held out"]}.items():
-        rows(texts).to_parquet(tmp_path / f"{split}-00000-of-00001.parquet")
-    source = HubDataset(str(tmp_path), val_split="validation")
+@pytest.mark.parametrize("validation", [None, "test"])
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_folder_gives_its_splits(saved: bool, validation: str | None, tmp_path: Path) -> None:
+    splits = DatasetDict({"train": rows(), **({validation: rows(["held out"])} if validation else {})})
+    if saved:
+        (splits if validation else splits["train"]).save_to_disk(tmp_path)
+    for split, data in () if saved else splits.items():
+        data.to_parquet(tmp_path / f"{split}-00000-of-00001.parquet")
+    source = HubDataset(str(tmp_path), val_split=validation)
     assert list(source.documents()) == EXPECTED
-    assert list(source.validation or ()) == ["held out"]
-
-
-@pytest.mark.parametrize("splits", [1, 2])
-def test_a_folder_from_save_to_disk_gives_its_rows(splits: int, tmp_path: Path) -> None:
-    data = rows() if splits == 1 else DatasetDict({"train": rows(), "test": rows(["held out"])})
-    data.save_to_disk(tmp_path)
-    source = HubDataset(str(tmp_path), val_split=None if splits == 1 else "test")
-    assert list(source.documents()) == EXPECTED
-    assert list(source.validation or ()) == ([] if splits == 1 else ["held out"])
+    assert list(source.validation or ()) == (["held out"] if validation else [])
 
 
 def test_plain_text_is_cut_as_by_text_files_and_its_bytes_are_kept(tmp_path: Path) -> None:
@@ -158,56 +143,51 @@ def test_each_published_corpus_is_read_from_local_files_of_its_layout(corpus: st
 # Mistakes
 
 
-def test_a_dataset_without_the_text_column_lists_those_that_it_has(tmp_path: Path) -> None:
-    rows(column="story").to_parquet(tmp_path / "a.parquet")
-    settings = {"path": "parquet", "data_files": [str(tmp_path / "a.parquet")]}
-    assert "data.text_field=text: row 1 of data.path=parquet has no such field; choose one of [id, story]" in refusal(
-        **settings
-    )
-    assert "row 1 of data.path=parquet holds int there, not text" in refusal(**settings, text_field="id")
+JSON = {"path": "json", "data_files": "{here}/good.json"}
+LACKING = "data.text_field=other: row 1 of data.path=json has no such field; choose one of [id, text]"
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (JSON | {"text_field": "other"}, LACKING),
+        (JSON | {"text_field": "id"}, "row 1 of data.path=json holds int there, not text"),
         ({"path": "./nowhere/at/all"}, "no such folder, and no name on the Hub; point at files on this machine"),
         ({"path": "parquet"}, "data.path=parquet: is a format; name its files"),
         ({"path": "parquet", "data_files": "{here}/none.parquet"}, "none.parquet: no such files"),
-        ({"path": "parquet", "data_files": "{here}/bad.parquet"}, "bad.parquet: cannot be read, "),
+        ({"path": "parquet", "data_files": "{here}/good.txt"}, "good.txt: cannot be read, "),
         ({"path": "text", "data_files": "{here}/binary.txt"}, "a binary file (it has NUL bytes)"),
         ({"path": "text", "data_files": "{here}/latin.txt"}, "not UTF-8 text"),
         ({"path": "{here}/good.json"}, "is a file; name its format, data.path=json 'data.data_files=["),
-        ({"path": "json", "data_files": "{here}/good.json", "split": "dev"}, "data.split=dev: data.path=json has the"),
-        ({"path": "json", "data_files": "{here}/good.json", "val_split": "dev"}, "data.val_split=dev: data.path=json"),
-        ({"path": "json", "data_files": "{here}/good.json", "revision": "main"}, "data.revision=main: data.path=json"),
-        ({"path": "json", "data_files": "{here}/good.json", "name": "en"}, "data.name=en: data.path=json has none"),
+        (JSON | {"split": "dev"}, "data.split=dev: data.path=json has the"),
+        (JSON | {"val_split": "dev"}, "data.val_split=dev: data.path=json"),
+        (JSON | {"revision": "main"}, "data.revision=main: data.path=json"),
+        (JSON | {"name": "en"}, "data.name=en: data.path=json has none"),
         ({"path": "a/b", "max_bytes": 0}, "data.max_bytes=0: must be at least 1"),
         ({"path": "a/b", "document_start": "("}, "data.document_start=(: is no regular expression"),
         ({"path": "a/b", "val_split": "train"}, "data.val_split=train: is the split to train on"),
         ({"path": "text", "data_files": "{here}/good.txt", "document_start": "a"}, "data.document_start=a: joins rows"),
+        ({"path": "a/b"}, "data.path=a/b: the Hugging Face Hub cannot be reached"),
+        ({"path": "a/b"}, "point at files on this machine, as data=hub data.path=parquet 'data.data_files=[...]'"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(settings: dict[str, str], message: str, tmp_path: Path) -> None:
-    for name in ("bad.parquet", "good.txt"):
-        (tmp_path / name).write_text("no parquet")
-    (tmp_path / "good.json").write_text('{"text": "a"}\n')
+def test_a_mistake_is_told_in_one_line(
+    settings: dict[str, str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (tmp_path / "good.txt").write_text("no parquet")
+    (tmp_path / "good.json").write_text('{"id": 1, "text": "a"}\n')
     (tmp_path / "binary.txt").write_bytes(b"a\0b")
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     filled = {k: v.format(here=tmp_path) if isinstance(v, str) else v for k, v in settings.items()}
-    assert message in refusal(**filled)
+    with pytest.raises(ConfigError, match=rf"^[^\n]*{re.escape(message)}[^\n]*$"):
+        read(cache_dir=str(tmp_path), **filled)
 
 
 def test_two_ways_to_validate_are_refused(tmp_path: Path) -> None:
     cfg = compose_config("data=hub", f"data.path={tmp_path}", "data.val_split=x", "data.val_fraction=0.1")
     with pytest.raises(ConfigError, match=r"data\.val_fraction=0\.1: data\.val_split names what to validate on"):
         open_dataset(cfg)
-
-
-def test_offline_a_name_on_the_hub_says_how_to_use_local_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    message = refusal(path="roneneldan/TinyStories", cache_dir=str(tmp_path))
-    assert message.startswith("data.path=roneneldan/TinyStories: the Hugging Face Hub cannot be reached")
-    assert message.endswith("point at files on this machine, as data=hub data.path=parquet 'data.data_files=[...]'")
 
 
 LONG_LINE = """
@@ -313,34 +293,22 @@ def test_a_run_goes_on_with_the_commit_that_it_has_recorded(tmp_path: Path) -> N
     assert source.revisions == {"org/stories": "c" * 40}
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[str]:
-    """The address of the files in `tmp_path / "served"`."""
-    (tmp_path / "served").mkdir()
-    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "served"))
-    handler.log_message = lambda *_: None  # type: ignore[attr-defined]
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as httpd:
-        Thread(target=httpd.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{httpd.server_port}"
-        httpd.shutdown()
-
-
-def test_text_from_elsewhere_is_downloaded_once_and_kept_for_every_tokenizer(server: str, tmp_path: Path) -> None:
-    (tmp_path / "served" / "input.txt").write_text("\n\n".join(sentences(300)))
-    settings = {"path": "text", "data_files": f"{server}/input.txt", "document_chars": 500}
-    first = opened(tmp_path / "cache", **settings)
-    (tmp_path / "served" / "input.txt").unlink()
-    source = HubDataset(**settings, cache_dir=str(tmp_path / "cache"))
-    assert "".join(source.documents()) == "\n\n".join(sentences(300))
-    again = TokenDataset.open_or_build(source, ByteTokenizer(), 0.3, tmp_path / "cache")
+def test_text_from_elsewhere_is_downloaded_once_and_kept_for_every_tokenizer(tmp_path: Path) -> None:
+    served, cache, text = tmp_path / "served", tmp_path / "cache", "\n\n".join(sentences(300))
+    served.mkdir()
+    (served / "input.txt").write_text(text)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(served))) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(ConfigError, match=r"none\.txt: cannot be reached, or is not there .*; point at files on"):
+            opened(cache, path="text", data_files=f"{address}/none.txt")
+        assert not [file for file in cache.rglob("*") if file.suffix != ".lock" and file.is_file()]
+        settings = {"path": "text", "data_files": f"{address}/input.txt", "document_chars": 500}
+        first = opened(cache, **settings)
+        server.shutdown()
+    source = HubDataset(**settings, cache_dir=str(cache))
+    assert "".join(source.documents()) == text
+    again = TokenDataset.open_or_build(source, ByteTokenizer(), 0.3, cache)
     assert again.folder != first.folder
-    assert (
-        again.index.train.documents + again.index.val.documents
-        == first.index.train.documents + first.index.val.documents
-    )
-
-
-def test_a_download_that_fails_leaves_nothing(server: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"none\.txt: cannot be reached, or is not there .*; point at files on this"):
-        opened(tmp_path / "cache", path="text", data_files=f"{server}/none.txt")
-    assert not [file for file in (tmp_path / "cache").rglob("*") if file.suffix != ".lock" and file.is_file()]
+    sizes = [data.index.train.documents + data.index.val.documents for data in (first, again)]
+    assert sizes[0] == sizes[1]

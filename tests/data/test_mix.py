@@ -3,7 +3,9 @@
 import math
 import random
 from collections import Counter
+from collections.abc import Iterable
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -29,15 +31,13 @@ from tests.training.tiny import identical, pieces, repeatable, trained_state
 ALPHABETS = ("abcdefgh", "ijklmnop", "qrstuvwx")
 
 
-def write_corpora(folder: Path, sizes: tuple[int, ...] = (400, 250, 60)) -> list[Path]:
+def write_corpora(folder: Path) -> list[Path]:
     """Corpora that share no letter, so that a token tells where it is from."""
-    files = []
-    for i, (alphabet, size) in enumerate(zip(ALPHABETS, sizes, strict=True)):
+    files = [folder / f"{i}.txt" for i in range(3)]
+    for i, (file, alphabet, size) in enumerate(zip(files, ALPHABETS, (400, 250, 60), strict=True)):
         draw = random.Random(i)
-        file = folder / f"{i}.txt"
         if not file.exists():
             file.write_text("".join(draw.choice(alphabet) for _ in range(40 * size)), encoding="ascii")
-        files.append(file)
     return files
 
 
@@ -110,21 +110,19 @@ def test_a_part_that_runs_out_is_read_again_and_its_epochs_are_counted(tmp_path:
     assert sum(seen.values()) == 4 * own[2]
 
 
+def predicted(windows: Iterable[tuple[np.ndarray, np.ndarray]]) -> list[int]:
+    return [token for _, targets in windows for token in targets.tolist() if token != IGNORE]
+
+
 def test_validation_has_the_shares_and_every_token_once_in_all_and_in_its_part(tmp_path: Path) -> None:
     data = mixture(tmp_path)
     counts = Counter(origin(data.val))
     for i, (name, share) in enumerate(data.shares.items()):
         assert counts[i] == data.parts[name].index.val.bytes
         assert 2000 * share - 250 < data.parts[name].index.val.tokens <= 2000 * share
-    whole = ValWindows(data.val, 32)
-    all_of_it = [t for i in range(len(whole)) for t in whole[i][1].tolist() if t != IGNORE]
-    assert all_of_it == data.val[1:].tolist()
-    of_parts = [
-        [t for i in range(len(windows)) for t in windows[i][1].tolist() if t != IGNORE]
-        for windows in data.val_parts(32).values()
-    ]
-    assert [t for part in of_parts for t in part] == all_of_it
+    of_parts = [predicted(windows[i] for i in range(len(windows))) for windows in data.val_parts(32).values()]
     assert of_parts == [part.val[1:].tolist() for part in data.parts.values()]
+    assert [*chain(*of_parts)] == predicted(ValWindows(data.val, 32)) == data.val[1:].tolist()
 
 
 def test_a_part_that_bounds_the_others_keeps_all_its_held_out_text_whatever_its_share(tmp_path: Path) -> None:
@@ -140,18 +138,14 @@ def test_too_little_held_out_text_for_a_window_names_what_bounds_it(
     val_tokens: int | None, remedy: str, tmp_path: Path
 ) -> None:
     data = mixture(tmp_path, val_tokens=val_tokens)
+    tokens = {name: part.index.val.tokens for name, part in data.parts.items()}
+    total = min(tokens[name] / float(share) for name, share in data.shares.items())
+    for name, share in data.shares.items():
+        assert val_tokens or total * share - 250 < tokens[name] <= total * share + 1e-6
     longest = data.index.val.tokens
     data.require_val_window(longest)
     with pytest.raises(ConfigError, match=rf"^model\.max_seq_len={longest + 1}: .*; {remedy} or lower"):
         data.require_val_window(longest + 1)
-
-
-def test_a_part_with_little_held_out_text_bounds_the_others(tmp_path: Path) -> None:
-    data = mixture(tmp_path, val_tokens=None)
-    tokens = {name: part.index.val.tokens for name, part in data.parts.items()}
-    total = min(count / float(data.shares[name]) for name, count in tokens.items())
-    for name, share in data.shares.items():
-        assert total * share - 250 < tokens[name] <= total * share + 1e-6
 
 
 @pytest.mark.parametrize("factory", [CharTokenizer(), BPETokenizer(300, sample_bytes=4000)])
@@ -159,7 +153,7 @@ def test_a_tokenizer_learns_from_all_parts_once(
     factory: CharTokenizer | BPETokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = mixture(tmp_path, tokenizer=factory)
-    everything = "".join(alphabet for alphabet in ALPHABETS)
+    everything = "".join(ALPHABETS)
     assert data.tokenizer.decode(data.tokenizer.encode(everything)) == everything
     assert len({part.index.tokenizer_hash for part in data.parts.values()}) == 1
     if isinstance(factory, BPETokenizer):  # merges of every part
@@ -168,29 +162,19 @@ def test_a_tokenizer_learns_from_all_parts_once(
     assert mixture(tmp_path, tokenizer=factory).index == data.index
 
 
-def test_each_part_of_a_mixture_is_divided(tmp_path: Path) -> None:
-    whole = mixture(tmp_path)
-    halves = [whole.validated_on(half) for half in ("tuning", "judging")]
+def test_each_part_of_a_mixture_is_divided_and_one_without_a_document_in_a_half_is_refused(tmp_path: Path) -> None:
+    whole, little = mixture(tmp_path), mixture(tmp_path, val_tokens=1)  # one document of each part
+    halves = [whole.validated_on(half) for half in HALVES]
     for name, part in whole.parts.items():
         assert sum(half.parts[name].index.val.tokens for half in halves) == part.index.val.tokens
     assert [len(half.val) - 1 for half in halves] == [half.index.val.tokens for half in halves]
     others = (*halves, mixture(tmp_path, ("0.5", "0.2", "0.3")))
     assert len({one.index.data_hash for one in (whole, *others)}) == 4, "it follows the halves and the shares"
-
-
-def test_a_part_without_a_document_in_a_half_is_refused_by_its_name(tmp_path: Path) -> None:
-    whole = mixture(tmp_path, val_tokens=1)  # one document of each part
     for half in HALVES:
-        data = whole.validated_on(half)
-        lacking = [name for name, part in data.parts.items() if not part.index.val.tokens]
-        assert lacking
-        with pytest.raises(ConfigError, match=rf"^data\.mix\.{lacking[0]}: has no validation text in the {half} half"):
+        data = little.validated_on(half)
+        lacking = next(name for name, part in data.parts.items() if not part.index.val.tokens)
+        with pytest.raises(ConfigError, match=rf"^data\.mix\.{lacking}: has no validation text in the {half} half"):
             data.require_windows(1, 1)
-
-
-def test_a_bound_on_validation_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data\.val_tokens=0: must be at least 1"):
-        mixture(tmp_path, val_tokens=0)
 
 
 # From the command line
@@ -255,38 +239,26 @@ def test_a_mixture_goes_on_exactly(mixed: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("mix", "parts", "message"),
     [
-        (
-            "data.mix={stdlib: 0.7, text: 0.2}",
-            "data.mix={stdlib: 0.7, text: 0.2}: the shares add up to 0.9 rather than 1",
-        ),
-        ("data.mix={stdlib: 1.2, text: -0.2}", "data.mix.stdlib=1.2: a share is above 0 and at most 1"),
-        ("data.mix={stdlib: 1, text: 0}", "data.mix.text=0: a share is above 0 and at most 1"),
-        ("data.mix={stdlib: 0.999999, text: 1e-6}", "data.mix.text=1e-06: is 0 once rounded to four decimals"),
-        ("data.mix={stdlib: 0.5, copy: 0.5}", "data.mix.copy: copy is a probe, and only text can be mixed"),
-        (
-            "data.mix={stdlib: 0.7, shakespear: 0.3}",
-            "shakespear is no data that can be mixed (did you mean shakespeare?)",
-        ),
-        ("data.mix={stdlib: 0.7, mix: 0.3}", "data.mix.mix: mix is no data that can be mixed"),
-        ("data.mix={stdlib: 0.7, text: 0.3}", "data.parts.text.files=???: needs a value"),
-        ("data.mix=[stdlib]", "data.mix=['stdlib']: must be shares by name"),
-        ("data.mix={stdlib: 1} data.parts={text: {files: [a]}}", "data.parts.text: is no part of data.mix"),
-        ("data.mix={stdlib: 1} data.parts={stdlib: {file: [a]}}", "data.parts.stdlib.file=['a']: is no setting of"),
-        (
-            "data.mix={stdlib: 1} data.parts={stdlib: {val_fraction: no}}",
-            "data.parts.stdlib: data.val_fraction=no: must",
-        ),
-        (
-            "data.mix={stdlib: 1} data.parts={stdlib: {seed: 1}}",
-            "data.parts.stdlib.seed=1: belongs to the whole mixture",
-        ),
-        ("", "data.mix=null: must be shares by name, such as {stdlib: 0.7, shakespeare: 0.3}"),
+        ("{stdlib: 0.7, text: 0.2}", "", "data.mix={stdlib: 0.7, text: 0.2}: the shares add up to 0.9 rather than 1"),
+        ("{stdlib: 1.2, text: -0.2}", "", "data.mix.stdlib=1.2: a share is above 0 and at most 1"),
+        ("{stdlib: 1, text: 0}", "", "data.mix.text=0: a share is above 0 and at most 1"),
+        ("{stdlib: 0.999999, text: 1e-6}", "", "data.mix.text=1e-06: is 0 once rounded to four decimals"),
+        ("{stdlib: 0.5, copy: 0.5}", "", "data.mix.copy: copy is a probe, and only text can be mixed"),
+        ("{stdlib: 0.7, shakespear: 0.3}", "", "is no data that can be mixed (did you mean shakespeare?)"),
+        ("{stdlib: 0.7, mix: 0.3}", "", "data.mix.mix: mix is no data that can be mixed"),
+        ("{stdlib: 0.7, text: 0.3}", "", "data.parts.text.files=???: needs a value"),
+        ("[stdlib]", "", "data.mix=['stdlib']: must be shares by name"),
+        ("{stdlib: 1}", "{text: {files: [a]}}", "data.parts.text: is no part of data.mix"),
+        ("{stdlib: 1}", "{stdlib: {file: [a]}}", "data.parts.stdlib.file=['a']: is no setting of"),
+        ("{stdlib: 1}", "{stdlib: {val_fraction: no}}", "data.parts.stdlib: data.val_fraction=no: must"),
+        ("{stdlib: 1}", "{stdlib: {seed: 1}}", "data.parts.stdlib.seed=1: belongs to the whole mixture"),
+        ("null", "", "data.mix=null: must be shares by name, such as {stdlib: 0.7, shakespeare: 0.3}"),
     ],
 )
-def test_a_mixture_that_cannot_be_is_refused_by_name(settings: str, message: str, command: Command) -> None:
-    ran = command("data=mix", *settings.replace(" data.parts", "\ndata.parts").split("\n")[: None if settings else 0])
+def test_a_mixture_that_cannot_be_is_refused_by_name(mix: str, parts: str, message: str, command: Command) -> None:
+    ran = command("data=mix", f"data.mix={mix}", *([f"data.parts={parts}"] if parts else []))
     assert ran.code == 2
     assert message in ran.err
 

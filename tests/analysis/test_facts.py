@@ -14,7 +14,17 @@ from llama_lab.analysis.settings import FREE, TOKENS, different_settings, unequa
 from llama_lab.config import CONF_DIR
 from llama_lab.config.schema import belongs, groups, keys_of, option_file, options
 from llama_lab.runs.stored import COLUMNS, OF_THE_RUN, SIZES, Environment, RunMetadata, layer_metrics
-from tests.analysis.synthetic import FACTS, change_metrics, plant_config, plant_facts, run_folder, write_study
+from tests.analysis.synthetic import (
+    FACTS,
+    Plant,
+    change_metrics,
+    in_runs,
+    plant_config,
+    plant_facts,
+    run_folder,
+    warnings_of,
+    write_study,
+)
 
 FAULTS: dict[str, Any] = {
     "arm": "other",
@@ -95,6 +105,7 @@ def test_a_fault_in_any_setting_is_named_unless_the_setting_is_declared_free(
     study = write_study(tmp_path, arms, (1, 2), design=design, axes={name: {axis: name} for name in arms})
     result = analyse(study, tmp_path)
     assert not [*unequal_settings(result)]
+    assert all(FREE.values()), "every free setting says why"
     for key in settings():
         value = [{"norm": 7}] if key == "model.layers" else 7
         for seeds in ((2,), (1, 2)):
@@ -119,55 +130,38 @@ def test_a_fault_in_any_metric_of_a_summary_is_named_unless_the_metric_is_declar
         assert any(SIZES.get(key, key) in text for text in found) or OF_THE_RUN.get(key), key
 
 
-def test_every_setting_that_is_free_says_why() -> None:
-    assert all(FREE.values())
+def changed(**values: float) -> Plant:
+    """A run whose metrics are these in every row that has them, / for __."""
+    new = {key.replace("__", "/"): value for key, value in values.items()}
+
+    def change(row: dict[str, float]) -> dict[str, float]:
+        return {key: value for key, value in new.items() if key in row or "kv" in key}
+
+    return in_runs(lambda run: change_metrics(run, change))
 
 
-def curve_warnings(folder: Path, change: Any, **config: Any) -> list[str]:
-    """The new warnings of a study, the curve of one of whose runs was changed."""
-    study = write_study(folder, {"layernorm": 0.0, "rmsnorm": -0.02}, seeds=(1, 2, 3))
-    run = run_folder(folder, study, "rmsnorm", 2)
-    if config:
-        plant_config(run, **config)
-    change_metrics(run, change)
-    return list(analyse(study, folder).warnings)
+def cut_out(run: Path) -> None:
+    lines = (run / "metrics.csv").read_text().splitlines(keepends=True)
+    (run / "metrics.csv").write_text("".join(lines[:20] + lines[24:]))
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("plant", "sentence"),
     [
-        ({"optim/lr": 1e-3}, "metrics.csv has learning rates that are not those of the schedule: rmsnorm/seed=2."),
-        ({"val/bits_per_byte": 1.0}, "metrics.csv has bits per byte that are not those of its losses: rmsnorm/seed=2."),
-        ({"val/loss": 0.0, "val/bits_per_byte": 0.0}, "A loss is not a positive number: rmsnorm/seed=2."),
-        ({"val/loss": float("nan")}, "A loss is not a positive number: rmsnorm/seed=2."),
-        ({"tokens": 9.0}, "metrics.csv has tokens that are not in proportion to steps, or a clock that goes back: "),
-        ({"kv_cache/bytes": 9.0}, "metrics.csv has a KV cache of another size than the record: rmsnorm/seed=2."),
+        (changed(optim__lr=1e-3), "metrics.csv has learning rates that are not those of the schedule: rmsnorm/seed=2."),
+        (changed(val__bits_per_byte=1.0), "metrics.csv has bits per byte that are not those of its losses: rmsnorm/se"),
+        (changed(val__loss=0.0, val__bits_per_byte=0.0), "A loss is not a positive number: rmsnorm/seed=2."),
+        (changed(val__loss=float("nan")), "A loss is not a positive number: rmsnorm/seed=2."),
+        (
+            changed(tokens=9.0),
+            "metrics.csv has tokens that are not in proportion to steps, or a clock that goes back: ",
+        ),
+        (changed(kv_cache__bytes=9.0), "metrics.csv has a KV cache of another size than the record: rmsnorm/seed=2."),
+        (in_runs(cut_out), "metrics.csv lacks rows: rmsnorm/seed=2."),
+        (in_runs(plant_config, init_from="x"), "init_from and the hash of the initial weights do not agree: rmsnorm/s"),
     ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )
-def test_a_curve_that_contradicts_itself_is_named(tmp_path: Path, change: dict[str, float], sentence: str) -> None:
-    found = curve_warnings(tmp_path, lambda row: {key: change[key] for key in change if key in row or "kv" in key})
+def test_a_curve_that_contradicts_itself_is_named(tmp_path: Path, plant: Plant, sentence: str) -> None:
+    found = warnings_of(tmp_path, plant)
     assert any(warning.startswith(sentence) for warning in found), found
     assert not any("nan for nan" in warning for warning in found)
-
-
-def test_rows_that_are_missing_in_the_middle_are_named(tmp_path: Path) -> None:
-    study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02}, seeds=(1, 2))
-    file = run_folder(tmp_path, study, "rmsnorm", 2) / "metrics.csv"
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:20] + lines[24:]))
-    assert "metrics.csv lacks rows: rmsnorm/seed=2." in analyse(study, tmp_path).warnings
-
-
-def test_weights_to_start_from_without_a_hash_are_named(tmp_path: Path) -> None:
-    found = curve_warnings(tmp_path, lambda row: {}, init_from="runs/other")
-    assert "init_from and the hash of the initial weights do not agree: rmsnorm/seed=2." in found
-
-
-def test_a_setting_of_one_arm_of_a_group_is_named(tmp_path: Path) -> None:
-    axes = {"a": {"norm": "x", "size": "1"}, "b": {"norm": "x", "size": "2"}, "c": {"norm": "y", "size": "1"}}
-    config = {"b": {"model.norm.eps": 1e-6}}
-    arms = dict.fromkeys(axes, 0.0)
-    study = write_study(tmp_path, arms, seeds=(1, 2), design="comparison", match="", axes=axes, config=config)
-    found = analyse(study, tmp_path).warnings
-    assert any(w.startswith("Arms of the same norm differ in model.norm.eps: ") for w in found), found

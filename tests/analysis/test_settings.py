@@ -28,7 +28,7 @@ from llama_lab.study.design.designs import (
     LeaveOneOut,
     Recipes,
 )
-from tests.analysis.synthetic import plant_config, plant_facts, run_folder, write_study
+from tests.analysis.synthetic import write_study
 from tests.composing import compose_config
 from tests.study.design.test_designs import CONFIGS
 
@@ -210,21 +210,6 @@ def test_an_axis_that_is_no_key_of_ours_may_stand_for_any_setting_of_the_model()
     assert complaints(replace(study, arms=arms), configs, mqa={"model.dropout": 0.1}) == []
 
 
-def norms(folder: Path, recorded: bool) -> Study:
-    """A clean study of two norms in `folder`, its plan recorded or not."""
-    axes = {name: {"norm": name} for name in ("layernorm", "rmsnorm")}
-    targets = [f"llama_lab.model.norm.{name}" for name in ("LayerNorm", "RMSNorm")]
-    config = {name: {"model.norm._target_": target} for name, target in zip(axes, targets, strict=True)}
-    study = write_study(folder, {"layernorm": 0.0, "rmsnorm": -0.02}, axes=axes, config=config)
-    if recorded:
-        settings = [{"model.norm._target_": target, "model.norm.eps": 1e-5} for target in targets]
-        study = replace(study, arms=tuple(replace(a, settings=s) for a, s in zip(study.arms, settings, strict=True)))
-    for seed in (1, 2, 3):
-        plant_facts(run_folder(folder, study, "layernorm", seed), choices={"norm": "layernorm", "position": "rope"})
-    study.save(folder)
-    return Study.load(folder)
-
-
 def test_the_pattern_of_a_recipe_is_part_of_the_model_that_arms_compare(tmp_path: Path) -> None:
     axes = {name: {"arch": name} for name in ("llama", "gemma2")}
     config = {"gemma2": {"pattern.global.at": "1::2", "model.layers": [{"at": [1]}]}}
@@ -244,37 +229,3 @@ def test_arms_that_predict_other_tokens_are_never_compared_in_silence(setting: C
     assert warning.startswith("Losses are of different tokens, since those of an attention.prefix are not predicted")
     assert "all but the first 1 in llama" in warning
     assert "all but the first 8 in gemma2" in warning
-
-
-@pytest.mark.parametrize("recorded", [True, False])
-@pytest.mark.parametrize(
-    ("key", "value", "shown"),
-    [
-        ("model__dropout", 0.1, "Arms differ in more than their axes: model.dropout: 0 in layernorm; 0.1 in rmsnorm"),
-        ("model__n_layers", 6, "Arms differ in more than their axes: model.n_layers: 4 in layernorm; 6 in rmsnorm"),
-        ("model__dim", 64, "Arms differ in more than their axes: model.dim: 128 in layernorm; 64 in rmsnorm"),
-        ("model__position__theta", 500.0, "Arms differ in more than their axes: model.position.theta: 10000 in "),
-        ("model__norm__eps", 1e-6, "Runs have other settings than the study planned: model.norm.eps: 1e-06 instead "),
-    ],
-)
-def test_a_report_names_an_arm_that_was_trained_with_other_settings(
-    tmp_path: Path, key: str, value: object, shown: str, recorded: bool
-) -> None:
-    study = norms(tmp_path, recorded)
-    assert list(analyse(study, tmp_path).warnings) == []
-    for seed in (1, 2, 3):
-        plant_config(run_folder(tmp_path, study, "rmsnorm", seed), **{key: value})
-    found = list(analyse(study, tmp_path).warnings)
-    if key == "model__norm__eps" and not recorded:
-        assert found == [], "an arm may have its own norm; without a plan nobody knows which"
-        return
-    (warning,) = found
-    assert warning.startswith(shown)
-
-
-def test_one_run_that_departs_from_the_plan_is_named_once(tmp_path: Path) -> None:
-    study = norms(tmp_path, recorded=True)
-    plant_config(run_folder(tmp_path, study, "rmsnorm", 2), model__norm__eps=1e-6)
-    assert list(analyse(study, tmp_path).warnings) == [
-        "Runs have other settings than the study planned: model.norm.eps: 1e-06 instead of 1e-05 in rmsnorm/seed=2."
-    ]

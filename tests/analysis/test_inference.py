@@ -13,7 +13,7 @@ from llama_lab.analysis.result import Inference, Result
 from llama_lab.report.page import write_page
 from llama_lab.report.summary import summary_rows, write_summary_csv
 from llama_lab.runs.study import Study
-from tests.analysis.synthetic import STEPS, cache, plant_end, plant_evaluation, run_folder, speed, write_study
+from tests.analysis.synthetic import STEPS, cache, plant_end, plant_evaluation, speed, write_study
 
 ARMS = {"mha": 0.0, "gqa": 0.02}
 COLUMNS = (
@@ -50,7 +50,7 @@ def test_a_speed_is_the_mean_over_seeds_of_the_median_round_with_the_lowest_and_
     for seed, seconds in ((1, 0.001), (2, 0.002), (3, 0.004)):
         decode = [seconds, 100 * seconds, 0.9 * seconds]
         parts = [speed(256, 8, decode=decode, uncached=[0.008, 0.016, 0.1], prefill=[seconds, seconds / 2, 1.0])]
-        plant_evaluation(run_folder(tmp_path, study, "gqa", seed), speed=parts)
+        plant_evaluation(tmp_path / f"gqa/seed={seed}", speed=parts)
     (eight,) = found(analyse(study, tmp_path), "gqa").speeds
     assert (eight.batch_size, eight.context, eight.runs) == (8, 256, 3)
     of_seeds = [8 / 0.001, 8 / 0.002, 8 / 0.004]
@@ -71,53 +71,36 @@ def test_a_cache_is_that_of_one_sequence_also_where_batches_alone_were_measured(
     assert mha.speeds == ()
 
 
-@pytest.mark.parametrize("parts", [{}, {"speed": [], "cache": []}, {"val/perplexity": 40.2, "sample": "def main("}])
-def test_without_a_measurement_nothing_is_reported(tmp_path: Path, parts: dict[str, Any]) -> None:
-    result = analyse(evaluated(tmp_path, parts), tmp_path)
-    assert result.inference == ()
-    assert warnings_of(result) == []
-    write_page(result, tmp_path / "report.html")
-    assert ">Inference</h2>" not in (tmp_path / "report.html").read_text()
+def test_without_a_measurement_nothing_is_reported(tmp_path: Path) -> None:
+    for i, parts in enumerate(({}, {"speed": [], "cache": []}, {"val/perplexity": 40.2, "sample": "def main("})):
+        result = analyse(evaluated(tmp_path / str(i), parts), tmp_path / str(i))
+        assert result.inference == ()
+        assert warnings_of(result) == []
+        write_page(result, tmp_path / "report.html")
+        assert ">Inference</h2>" not in (tmp_path / "report.html").read_text()
 
 
-def test_what_was_not_measured_without_the_cache_has_no_gain(tmp_path: Path) -> None:
-    entry = speed(256)
-    del entry["uncached"]
-    (only,) = found(analyse(evaluated(tmp_path, {"speed": [entry]}), tmp_path), "mha").speeds
-    assert only.decode is not None
-    assert only.uncached is only.gain is None
-
-
-def test_a_run_that_was_not_evaluated_is_left_out_of_the_mean(tmp_path: Path) -> None:
+def test_runs_that_were_not_evaluated_at_their_end_are_left_out_of_the_mean(tmp_path: Path) -> None:
     study = evaluated(tmp_path)
-    (run_folder(tmp_path, study, "gqa", 1) / "eval.json").unlink()
-    plant_evaluation(run_folder(tmp_path, study, "gqa", 2), speed=[speed(256, decode=[0.004])])
+    (tmp_path / "gqa/seed=1/eval.json").unlink()
+    plant_evaluation(tmp_path / "gqa/seed=2", speed=[speed(256, decode=[0.004])])
+    plant_end(tmp_path / "mha/seed=2", "diverged", "nan", 5)
     result = analyse(study, tmp_path)
     (only,) = found(result, "gqa").speeds
     assert (only.runs, only.decode.mean) == (2, pytest.approx((250 + 500) / 2))
-    assert found(result, "mha").speeds[0].runs == 3
+    assert found(result, "mha").speeds[0].runs == 2
     assert len(found(result, "gqa").caches) == 2  # of the third run alone
-
-
-def test_an_evaluation_of_an_earlier_step_is_ignored(tmp_path: Path) -> None:
-    study = evaluated(tmp_path)
     for seed in (1, 2, 3):
-        plant_evaluation(run_folder(tmp_path, study, "gqa", seed), STEPS - 10, device="cuda", **CLEAN)
+        plant_evaluation(tmp_path / f"gqa/seed={seed}", STEPS - 10, device="cuda", **CLEAN)
     result = analyse(study, tmp_path)
     assert [arm.arm for arm in result.inference] == ["mha"]
     assert warnings_of(result) == []
 
 
-def test_an_unfinished_run_is_ignored(tmp_path: Path) -> None:
-    study = evaluated(tmp_path)
-    plant_end(run_folder(tmp_path, study, "gqa", 2), "diverged", "nan", 5)
-    assert found(analyse(study, tmp_path), "gqa").speeds[0].runs == 2
-
-
 def test_runs_at_other_learning_rates_than_the_judged_one_are_ignored(tmp_path: Path) -> None:
     study = evaluated(tmp_path, rates=(1e-3, 2e-3, 4e-3), design="learning_rate")
     for seed in (1, 2, 3):
-        plant_evaluation(run_folder(tmp_path, study, "gqa", seed, 4e-3), speed=[speed(512, decode=[1.0, 9.0])])
+        plant_evaluation(tmp_path / f"gqa-lr=0.004/seed={seed}", speed=[speed(512, decode=[1.0, 9.0])])
     result = analyse(study, tmp_path)
     assert [one.context for one in found(result, "gqa").speeds] == [128, 256, 256]
     assert warnings_of(result) == []
@@ -125,11 +108,11 @@ def test_runs_at_other_learning_rates_than_the_judged_one_are_ignored(tmp_path: 
 
 def test_an_arm_of_runs_with_unequal_measurements_shows_what_they_share(tmp_path: Path) -> None:
     study = evaluated(tmp_path)
-    plant_evaluation(run_folder(tmp_path, study, "gqa", 2), speed=[speed(64), speed(128)], cache=CLEAN["cache"])
+    plant_evaluation(tmp_path / "gqa/seed=2", speed=[speed(64), speed(128)], cache=CLEAN["cache"])
     gqa = found(analyse(study, tmp_path), "gqa")
     assert [(one.batch_size, one.context) for one in gqa.speeds] == [(1, 128)]
     assert [one.context for one in gqa.caches] == [128, 256]
-    plant_evaluation(run_folder(tmp_path, study, "gqa", 2), speed=[speed(64)], cache=[cache(64, 2**17)])
+    plant_evaluation(tmp_path / "gqa/seed=2", speed=[speed(64)], cache=[cache(64, 2**17)])
     result = analyse(study, tmp_path)
     assert [arm.arm for arm in result.inference] == ["mha"]
     assert any("largest context: 64 in gqa/seed=2; 256 in mha" in warning for warning in warnings_of(result))
@@ -139,7 +122,7 @@ def test_an_arm_that_was_measured_further_is_reported_and_shown_at_its_own_conte
     study = evaluated(tmp_path)
     for seed in (1, 2, 3):
         parts = [speed(256), speed(512, decode=[0.005])]
-        plant_evaluation(run_folder(tmp_path, study, "gqa", seed), speed=parts, cache=[cache(512, 2**19)])
+        plant_evaluation(tmp_path / f"gqa/seed={seed}", speed=parts, cache=[cache(512, 2**19)])
     result = analyse(study, tmp_path)
     mha, gqa = (found(result, name) for name in ARMS)
     assert (mha.speed(1).context, gqa.speed(1).context, gqa.speed(8)) == (256, 512, None)
@@ -152,9 +135,7 @@ def test_an_arm_that_was_measured_further_is_reported_and_shown_at_its_own_conte
 def test_the_csv_holds_one_sequence_at_the_largest_context_and_nothing_where_nothing_is_known(tmp_path: Path) -> None:
     study = evaluated(tmp_path)
     for seed in (1, 2, 3):
-        plant_evaluation(
-            run_folder(tmp_path, study, "gqa", seed), cache=[cache(256, 2**18), cache(256, 2**17, 1, "int8")]
-        )
+        plant_evaluation(tmp_path / f"gqa/seed={seed}", cache=[cache(256, 2**18), cache(256, 2**17, 1, "int8")])
     write_summary_csv(analyse(study, tmp_path), tmp_path / "summary.csv")
     with (tmp_path / "summary.csv").open(newline="") as file:
         mha, gqa = ([row[name] for name in COLUMNS] for row in csv.DictReader(file))
@@ -165,75 +146,60 @@ def test_the_csv_holds_one_sequence_at_the_largest_context_and_nothing_where_not
         assert {row[name] for row in csv.DictReader(file) for name in COLUMNS} == {""}
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "shown"),
-    [
+def test_speeds_measured_under_other_conditions_are_named(tmp_path: Path) -> None:
+    study = evaluated(tmp_path)
+    for key, value, shown in (
         ("device", "NVIDIA H100 80GB HBM3", "device: NVIDIA H100 80GB HBM3 in gqa/seed=2; cpu in "),
         ("precision", "bf16-true", "precision: bf16-true in gqa/seed=2; 32-true in "),
         ("threads", 16, "CPU threads: 16 in gqa/seed=2; 2 in "),
         ("torch", "2.12.0", "torch: 2.12.0 in gqa/seed=2; 2.13.0+cpu in "),
-    ],
-)
-def test_speeds_measured_under_other_conditions_are_named(tmp_path: Path, key: str, value: object, shown: str) -> None:
-    study = evaluated(tmp_path)
-    plant_evaluation(run_folder(tmp_path, study, "gqa", 2), **CLEAN, **{key: value})
-    (warning,) = warnings_of(analyse(study, tmp_path))
-    assert warning == (
-        f"Measurements of inference differ in {shown}mha, gqa/seed=1, gqa/seed=3; their speeds cannot be compared."
-    )
-
-
-def test_sizes_may_be_measured_anywhere(tmp_path: Path) -> None:
-    study = evaluated(tmp_path, {"cache": CLEAN["cache"]})
-    plant_evaluation(run_folder(tmp_path, study, "gqa", 2), cache=CLEAN["cache"], device="cuda")
-    assert warnings_of(analyse(study, tmp_path)) == []
+    ):
+        plant_evaluation(tmp_path / "gqa/seed=2", **CLEAN, **{key: value})
+        assert warnings_of(analyse(study, tmp_path)) == [
+            f"Measurements of inference differ in {shown}mha, gqa/seed=1, gqa/seed=3; their speeds cannot be compared."
+        ]
+    sizes = evaluated(tmp_path / "sizes", {"cache": CLEAN["cache"]})
+    plant_evaluation(tmp_path / "sizes/gqa/seed=2", cache=CLEAN["cache"], device="cuda")
+    assert warnings_of(analyse(sizes, tmp_path / "sizes")) == [], "sizes may be measured anywhere"
 
 
 @pytest.mark.parametrize("part", ["prefill", "decode", "uncached"])
-@pytest.mark.parametrize(("slowest", "is_reported"), [(1.4, False), (1.6, True)])
-def test_rounds_that_spread_widely_are_reported_once_with_their_arms(
-    tmp_path: Path, part: str, slowest: float, is_reported: bool
-) -> None:
+def test_rounds_that_spread_widely_are_reported_once_with_their_arms(tmp_path: Path, part: str) -> None:
     study = evaluated(tmp_path)
-    for seed in (1, 2):
-        parts = [speed(128), speed(256, **{part: [0.01, 0.01 * slowest, 0.01]})]
-        plant_evaluation(run_folder(tmp_path, study, "gqa", seed), speed=parts)
     sentence = (
         "The machine was not quiet while inference was measured: a round took more than 1.5\u00d7 the fastest in gqa."
     )
-    assert warnings_of(analyse(study, tmp_path)) == ([sentence] if is_reported else [])
+    for slowest, reported in ((1.4, []), (1.6, [sentence])):
+        for seed in (1, 2):
+            parts = [speed(128), speed(256, **{part: [0.01, 0.01 * slowest, 0.01]})]
+            plant_evaluation(tmp_path / f"gqa/seed={seed}", speed=parts)
+        assert warnings_of(analyse(study, tmp_path)) == reported
 
 
 def test_a_cache_that_does_not_match_its_formula_is_reported_once_for_its_arm(tmp_path: Path) -> None:
     study = evaluated(tmp_path)
     for seed in (2, 3):
-        plant_evaluation(
-            run_folder(tmp_path, study, "gqa", seed), cache=[cache(128, 1000), cache(256, 2000, excess=24)]
-        )
+        plant_evaluation(tmp_path / f"gqa/seed={seed}", cache=[cache(128, 1000), cache(256, 2000, excess=24)])
     assert warnings_of(analyse(study, tmp_path)) == [
         "The KV cache of gqa does not match its formula: 2,024 bytes measured at 256 tokens, 2,000 expected."
     ]
 
 
-@pytest.mark.parametrize("seconds", [[], [0.0, 0.0], [math.nan, 0.1], [math.inf], [-1.0]], ids=repr)
-def test_rounds_without_a_valid_time_give_no_speed_and_do_not_break_the_report(tmp_path: Path, seconds: Any) -> None:
-    study = evaluated(tmp_path, {"speed": [speed(256, decode=seconds)]})
-    result = analyse(study, tmp_path)
-    (only,) = found(result, "mha").speeds
-    assert only.decode is only.gain is None
-    assert only.uncached.mean == pytest.approx(125)
-    write_page(result, tmp_path / "report.html")
-    write_summary_csv(result, tmp_path / "summary.csv")
-    assert summary_rows(result)[0]["decode_tokens_per_second"] is None
-
-
-def test_hostile_facts_of_an_evaluation_are_text_in_the_warnings_of_a_page(tmp_path: Path) -> None:
-    study = evaluated(tmp_path)
-    plant_evaluation(run_folder(tmp_path, study, "gqa", 2), **CLEAN, device="<script>alert(1)</script>")
-    write_page(analyse(study, tmp_path), tmp_path / "report.html")
-    text = (tmp_path / "report.html").read_text()
-    assert "differ in device: &lt;script&gt;alert(1)&lt;/script&gt; in gqa/seed=2" in text
-    assert "<script>alert(1)" not in text
+def test_rounds_without_a_valid_time_give_no_speed_and_do_not_break_the_report(tmp_path: Path) -> None:
+    study = write_study(tmp_path, ARMS, (1,))
+    entry = speed(256)
+    del entry["uncached"]
+    unmeasured = [speed(256, decode=seconds) for seconds in ([], [0.0, 0.0], [math.nan, 0.1], [math.inf], [-1.0])]
+    for parts in (*unmeasured, entry):
+        plant_evaluation(tmp_path / "mha/seed=1", speed=[parts])
+        result = analyse(study, tmp_path)
+        (only,) = found(result, "mha").speeds
+        missing, there = (only.uncached, only.decode) if parts is entry else (only.decode, only.uncached)
+        assert missing is only.gain is None
+        assert there.mean == pytest.approx(500 if parts is entry else 125)
+        write_page(result, tmp_path / "report.html")
+        write_summary_csv(result, tmp_path / "summary.csv")
+        assert (summary_rows(result)[0]["decode_tokens_per_second"] is None) == (parts is not entry)
 
 
 def test_lengths_and_speeds_stand_side_by_side_in_one_file(tmp_path: Path) -> None:

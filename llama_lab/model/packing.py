@@ -41,12 +41,14 @@ class Pack:
         widths = [linear.out_features for linear in self._maps]
 
         def forward(x: Tensor) -> Tensor:
-            # A pack has no gradients, autocast would convert it again for each token, and compiling joins what it can.
+            if number and x is self._input:
+                return self._outputs[number]
+            # A pack has no gradients, and autocast would convert it again for each token.
             if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
+                self._input = None
                 return nn.Linear.forward(self._maps[number], x)
-            if number == 0 or x is not self._input:
-                self._input = x
-                self._outputs = F.linear(x, self._weight, self._bias).split_with_sizes(widths, -1)
+            self._input = x
+            self._outputs = F.linear(x, self._weight, self._bias).split_with_sizes(widths, -1)
             return self._outputs[number]
 
         return forward

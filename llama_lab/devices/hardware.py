@@ -1,4 +1,4 @@
-"""Which devices a run uses, how many of them, how they share the work, and in what precision."""
+"""Choose accelerator, number of devices, strategy and precision of a run."""
 
 import os
 import warnings

@@ -1,4 +1,4 @@
-"""Speed and memory: what devices have, and what training takes of them; peaks of NVIDIA's data-centre GPUs, for MFU."""
+"""Speed and memory of training, and a table of devices with memory and peak FLOP/s, for MFU and estimates."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Strategies that Lightning does not have: everything sharded, and checkpoints that any strategy reads."""
+"""Lightning strategies of our own: FSDP2, and checkpoints that any strategy can load."""
 
 import os
 import socket
@@ -187,7 +187,7 @@ def shard(model: Decoder, mesh: DeviceMesh, mixed: bool) -> None:
 
 
 def materialise(model: Decoder, weight_init: WeightInit, device: torch.device) -> None:
-    """Draw the linear maps that `linear_on_meta` has left on the meta device, of each this process's rows."""
+    """Initialise the linear layers that `linear_on_meta` left on the meta device: this process's rows of each."""
     empty = [module for module in model.modules() if any(p.is_meta for p in module.parameters(recurse=False))]
     for module in empty:
         module.to_empty(device=device, recurse=False)

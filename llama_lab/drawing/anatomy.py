@@ -1,4 +1,4 @@
-"""The parts of a decoder, each with its settings, shapes and costs, as a picture shows them."""
+"""The parts of a decoder with settings, shapes and costs, for its picture."""
 
 import inspect
 from collections import ChainMap, defaultdict

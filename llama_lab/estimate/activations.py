@@ -1,4 +1,4 @@
-"""Memory of the activations of a training step, measured on tensors with shapes but no data."""
+"""Activation memory of a training step, measured on meta tensors."""
 
 import weakref
 from collections.abc import Callable, Iterator

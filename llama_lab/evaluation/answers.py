@@ -1,4 +1,4 @@
-"""What a model answers to a probe, as text."""
+"""A model's answers to a probe, as text."""
 
 import torch
 

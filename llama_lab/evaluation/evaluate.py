@@ -1,4 +1,4 @@
-"""Evaluate a trained run: what `eval.parts` names, into eval.json beside the run."""
+"""Evaluate a trained run: the parts in `eval.parts`, into eval.json."""
 
 import sys
 from collections.abc import Callable, Collection
@@ -49,7 +49,7 @@ class Job:
 
     @cached_property
     def served(self) -> Decoder:
-        """The model as it would be served: on the device, in 16 bits if the precision is. Measure losses before."""
+        """The model on its device, in 16 bits if the precision is. Measure losses first."""
         return place(self.run.model, self.hardware)
 
     @property

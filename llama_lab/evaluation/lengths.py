@@ -1,4 +1,4 @@
-"""Train short, test long: the loss at context lengths beyond the trained one, and by position."""
+"""The loss at context lengths beyond the trained one, and by position."""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -74,7 +74,7 @@ def batch_tokens(cfg: DictConfig) -> int:
 
 
 def surroundings(hardware: Hardware, step: int | None) -> Evaluation:
-    """What all parts of an evaluation share: of which step it is, and where it was measured."""
+    """An empty evaluation with its step, device and precision."""
     return Evaluation(
         step=step,
         device=hardware.device_name,

@@ -1,4 +1,4 @@
-"""A trained run, from its folder alone; a folder that cannot be one is refused by name."""
+"""Load a trained run from its folder."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What an evaluation found, as a picture: eval.png."""
+"""Plot the results of an evaluation: eval.png."""
 
 from collections.abc import Callable
 from itertools import groupby

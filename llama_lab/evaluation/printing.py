@@ -1,4 +1,4 @@
-"""What an evaluation found, as tables for a terminal of 80 columns."""
+"""Print the results of an evaluation as tables, 80 columns wide."""
 
 import math
 from pathlib import Path

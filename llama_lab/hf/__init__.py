@@ -1,1 +1,1 @@
-"""Hugging Face: its families in our terms, models in and out, and loading whatever folder holds one."""
+"""Exchange with Hugging Face: model families, import, export, and loading from folders."""

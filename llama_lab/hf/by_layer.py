@@ -1,4 +1,4 @@
-"""Layers that differ, in flat settings: where they do, the value of a setting is a list, one for each layer."""
+"""Layers that differ, in flat settings: the value of such a setting is a list with one entry per layer."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -79,7 +79,7 @@ def each(settings: Settings, key: str) -> list[Any]:
 
 
 def checked(kinds: list[str], known: Sequence[str], ours: Settings) -> list[str]:
-    """Their kind of each layer. Raises ValueError for an unknown one, or more or fewer than our layers."""
+    """The checked `layer_types`. Raises ValueError for an unknown type or a wrong number of layers."""
     if unknown := [kind for kind in kinds if kind not in known]:
         raise ValueError(f"layer_types={kinds}: no switch for {unknown[0]}")
     if len(kinds) != ours["n_layers"]:
@@ -153,7 +153,7 @@ class Windows(Setting):
 
 @dataclass(frozen=True)
 class FullLayers(Setting):
-    """Layers that all see all, since we have no linear attention. every: of a file without a list, every n-th does."""
+    """Requires full attention in all layers: linear attention is not supported. every: default without a list."""
 
     every: int
 

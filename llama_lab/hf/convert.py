@@ -1,4 +1,4 @@
-"""Models from one layout into another: `llama-lab-convert import` and `export`."""
+"""Convert models between layouts: `llama-lab-convert import` and `export`."""
 
 import shutil
 import sys
@@ -38,7 +38,7 @@ DOWNLOADED = ["*.json", "*.safetensors", "*.jinja"]
 
 
 def import_model(source: str, dest: Path, dtype: torch.dtype | None = None, max_shard_bytes: int | None = None) -> str:
-    """Write a model of transformers, a folder's or a repository's, and what composes it here, into `dest`.
+    """Import a transformers model from a folder or repository into `dest`, with overrides that compose it.
 
     Returns what was done.
     """
@@ -64,7 +64,7 @@ def export_model(
     trust: Trust = Trust(),  # noqa: B008, it cannot be changed
     weights: str = "last",
 ) -> str:
-    """Write a run, or what was imported, into `dest` as transformers loads it; return what was done.
+    """Export a run or an imported model into `dest` in the layout of transformers; returns a message.
 
     weights: see `load`.
     A model that no class of transformers can hold is written beside its config of ours, which `load` reads.
@@ -90,7 +90,7 @@ def settings_of(loaded: Loaded) -> Settings:
 
 
 def nearest_family(loaded: Loaded, settings: Settings) -> tuple[Family, list[str]]:
-    """The family that a model is of, or the one with the fewest obstacles, and these: none if it can hold the model.
+    """The family with the fewest obstacles to holding a model, and these; none if it can hold the model.
 
     Of two with as many, another component stands in the way more than a key.
     """
@@ -172,7 +172,7 @@ def check_export(folder: Path, model: Decoder, family: Family, dtype: torch.dtyp
 
 
 def write_surroundings(loaded: Loaded, folder: Path) -> None:
-    """Write the tokenizer and what generation needs to know; an imported model's own files, unchanged."""
+    """Write tokenizer and generation_config.json; for an imported model, its own files unchanged."""
     write_json(folder / GENERATION, loaded.generation)
     if loaded.is_run and loaded.tokenizer is not None:
         loaded.tokenizer.save(folder / TOKENIZER)

@@ -1,4 +1,4 @@
-"""All families of transformers' models that our components express."""
+"""All supported families of transformers models."""
 
 from . import gpt_families, llama_families
 from .family import Family

@@ -1,8 +1,8 @@
-"""Hugging Face's models in our terms, and ours in theirs: settings and weights, both ways by one table per family.
+"""Model families: one table per family maps settings and weights between transformers and us, both ways.
 
-The tables are in `families.py`, the kinds of settings in `settings.py`. A family lists what it always is
-(`recipe`), which of its settings are which of ours (`settings`), and where each of our parameters is kept (`weights`).
-Nothing here reads a file.
+The tables are in `families.py`, the kinds of settings in `settings.py`. A family lists its fixed
+settings (`recipe`), how its settings map to ours (`settings`), and which tensor holds each of our parameters
+(`weights`). "Ours" is the model node of our config, "theirs" config.json. Nothing here reads a file.
 
 Our settings are flat: the model node of a resolved config with dotted keys, `{"dim": 64, "norm.eps": 1e-5}`, without
 what only the start of training reads, and lists where layers differ; see `flat_settings` and `by_layer.py`.
@@ -86,7 +86,7 @@ def model_node(settings: Settings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Fusion:
-    """How several parameters of ours, or one in another form, are one tensor of theirs.
+    """How one tensor of theirs combines several parameters of ours, or stores one in another form.
 
     split: theirs to ours. join: ours to theirs; it works on the meta device too. Both are given our settings.
     """
@@ -154,7 +154,7 @@ class Family:
         )
 
     def read_config(self, config: Mapping[str, Any], ignorable: Container[str] = ()) -> Settings:
-        """Our settings of the model that their `config` describes.
+        """Translate their `config` into our settings.
 
         ignorable: settings of other families, which this one's class does not read; see `ignored`.
         Raises ValueError for a setting that we cannot express, or do not know.
@@ -181,7 +181,7 @@ class Family:
         return ours
 
     def unknown(self, theirs: Settings) -> Settings:
-        """Those of their flat settings that we do not know of this family, and may change logits of another."""
+        """Settings that this family does not know, but that change the logits of another family."""
         known = {name for setting in self.settings for name in setting.names}
         return {
             name: value
@@ -196,14 +196,14 @@ class Family:
         return [f"{name}={shown(value)}" for name, value in unread.items() if value is not False]
 
     def write_config(self, ours: Settings) -> dict[str, Any]:
-        """Their config of our model. It is that of another model if there are `obstacles`."""
+        """Translate our settings into their config; exact only without `obstacles`."""
         theirs: Settings = {}
         for setting in self.settings:
             theirs |= setting.write(ours)
         return nest(theirs)
 
     def obstacles(self, ours: Settings) -> list[str]:
-        """The settings in which our model differs from every one of this family, as `key=value (theirs)`."""
+        """Settings that this family cannot express, as `key=value (theirs)`."""
         try:
             nearest = self.read_config(self.write_config(ours))
         except (ValueError, TypeError, KeyError) as error:  # of values that their settings cannot have
@@ -217,7 +217,7 @@ class Family:
         ]
 
     def to_theirs(self, ours: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
-        """Their tensors of our parameters, which it keeps where it can."""
+        """Convert our parameters to their tensors, without copies where possible."""
         theirs: dict[str, Tensor] = {}
         for our_names, their_name, fusion in self.entries(settings):
             if our_names[0] in ours:
@@ -229,7 +229,7 @@ class Family:
         return theirs
 
     def to_ours(self, theirs: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
-        """Our parameters of their tensors, of which it may use views."""
+        """Convert their tensors to our parameters, which may be views."""
         ours: dict[str, Tensor] = {}
         for our_names, their_name, fusion in self.entries(settings):
             heads = range(settings["n_heads"]) if "%" in their_name else (0,)
@@ -260,7 +260,7 @@ class Family:
         return names["embedding.head.weight"], names["embedding.tokens.weight"]
 
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
-        """The names of the tensors in a file: each to what `weights` calls it. Those without weights are left out."""
+        """Map tensor names in a file to those of `weights`; buffers without weights are left out."""
         found = {}
         roots = {name.partition(".")[0] for _, name, _ in self.entries({"n_layers": 1})}
         for name in names:

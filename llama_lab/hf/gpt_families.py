@@ -1,4 +1,4 @@
-"""The families with LayerNorm: GPT's line, and what parts of it; see `family.py`."""
+"""Families with LayerNorm, descended from GPT; see `family.py`."""
 
 import torch
 
@@ -216,7 +216,7 @@ BLOOM = Family(
 
 
 def has_two_norms(ours: Settings) -> bool:
-    """Whether attention and feed-forward, side by side, have a norm each."""
+    """Whether parallel attention and feed-forward have a norm each."""
     return block("Parallel").items() <= ours.items()
 
 

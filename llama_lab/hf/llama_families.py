@@ -1,4 +1,4 @@
-"""The families with RMSNorm: LLaMA's line; see `family.py`."""
+"""Families with RMSNorm, descended from LLaMA; see `family.py`."""
 
 import math
 
@@ -217,7 +217,7 @@ CWM = BASE.derive(
 
 
 def halves_exchanged(tensor: Tensor, settings: Settings) -> Tensor:
-    """The halves of each head exchanged, which are the pairs that RoPE turns: so they turn the other way (nanochat)."""
+    """Swap the halves of each head, the pairs that RoPE rotates, which reverses the rotation (nanochat)."""
     heads = tensor.view(-1, 2, settings["head_dim"] // 2, *tensor.shape[1:])
     return heads.flip(1).reshape(tensor.shape)
 

@@ -1,4 +1,4 @@
-"""A model from a folder: a run, what `llama-lab-convert` wrote, or a folder of Hugging Face's transformers."""
+"""Load a model from a folder: a run, an import or export, or a folder of transformers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +32,7 @@ TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model and what belongs to it, on the CPU and in the dtype of its file.
+    """A loaded model with config and tokenizer, on the CPU, in the dtype of its file.
 
     cfg: the config of a run; of a transformers model, its node `model` alone, resolved.
     tokenizer: None where the folder has none.
@@ -81,7 +81,7 @@ def load(path: str | Path, trust: Trust = Trust(), weights: str = "last") -> Loa
 
 @dataclass(frozen=True)
 class Imported(TrainedRun):
-    """A model that was not trained here, as evaluations read a run."""
+    """An imported model with the interface of a trained run, for evaluations."""
 
     def open_dataset(self) -> Dataset:
         """The text of its config, in its own tokens."""
@@ -90,7 +90,7 @@ class Imported(TrainedRun):
 
 
 def as_run(loaded: Loaded, data: DictConfig) -> Imported:
-    """A model, in float32, as a run that was trained on `data`. Raises ConfigError if it has no tokenizer.
+    """Wrap a model, in float32, as a run that was trained on `data`. Raises ConfigError if it has no tokenizer.
 
     A forward pass of its evaluation has about 4,096 tokens, since vocabularies of others are large.
     """
@@ -121,7 +121,7 @@ def load_trained(folder: Path, trust: Trust, weights: str) -> Loaded:
 
 
 def load_ours(folder: Path, trust: Trust) -> Loaded:
-    """Weights beside a config of ours: a model that no class of transformers can hold, as it was exported."""
+    """Load weights stored beside resolved.yaml: a model that no transformers class can hold."""
     cfg = stored_config(folder / RESOLVED)
     if "model" not in cfg:
         raise ConfigError(f"{folder}: its {RESOLVED} has no model; export it again")
@@ -197,7 +197,7 @@ def named_weights(model: Decoder) -> dict[str, Tensor]:
 
 
 def check_fit(folder: Path, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError unless a file holds exactly the tensors that a model has, in their shapes."""
+    """Raise ConfigError unless a file holds exactly the model's tensors, with their shapes."""
     missing, extra = (sorted(a.keys() - b.keys()) for a, b in ((expected, found), (found, expected)))
     for names, what, fix in (
         (missing, "lack", "the config is of another model, or the files are not all of its"),
@@ -219,7 +219,7 @@ def check_fit(folder: Path, expected: Mapping[str, Tensor], found: Mapping[str, 
 def without_copies(
     folder: Path, family: Family, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]
 ) -> Mapping[str, Tensor]:
-    """The weights without a head that only repeats the token table it is tied to, as some files have it."""
+    """Drop a head that only repeats the token table to which it is tied."""
     head, table = family.ends
     if head not in weights or head in expected:
         return weights

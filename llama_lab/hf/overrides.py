@@ -1,4 +1,4 @@
-"""From the settings of a model to the command line that composes it: an option for each group, and keys beside them."""
+"""Find the overrides that compose a model: an option per group, plus keys."""
 
 import re
 from typing import Any

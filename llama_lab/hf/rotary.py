@@ -1,4 +1,4 @@
-"""The kinds of settings that RoPE has in families: theta, what share of a head turns, and scaling."""
+"""Settings of RoPE in families: theta, rotated fraction of a head, scaling."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -155,7 +155,7 @@ class RotaryPosition(Setting):
 
 
 def read_sharpness(rope: dict[str, Any], factor: float) -> Settings:
-    """How much YaRN sharpens the softmax: the ratio of two scales, or one number; taken from `rope`."""
+    """YaRN's attention factor, as a ratio of two scales or one number; removed from `rope`."""
     names = ("mscale", "mscale_all_dim", "attention_factor")
     scale, of_all_dim, whole = (number(f"rope_scaling {name}", rope.pop(name, None)) for name in names)
     if whole is not None:
@@ -168,7 +168,7 @@ def read_sharpness(rope: dict[str, Any], factor: float) -> Settings:
 
 
 def write_sharpness(ours: Settings) -> Settings:
-    """Their settings of the same; none for the paper's."""
+    """The inverse of `read_sharpness`; empty for the paper's value."""
     scale, of_all_dim = ours["position.scaling.mscale"], ours["position.scaling.mscale_all_dim"]
     if scale and of_all_dim:
         return {"mscale": scale, "mscale_all_dim": of_all_dim}

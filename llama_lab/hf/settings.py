@@ -1,4 +1,4 @@
-"""The kinds of settings that Hugging Face's models have: each reads theirs as ours, and writes ours as theirs.
+"""Kinds of settings in config.json: each translates theirs to ours (`read`) and ours to theirs (`write`).
 
 Our settings are flat: the model node of a resolved config with dotted keys, `{"dim": 64, "norm.eps": 1e-5}`. Theirs are
 a config.json with dotted keys.
@@ -37,7 +37,7 @@ def nest(flat: Settings) -> dict[str, Any]:
 
 
 class Setting:
-    """What one or a few of their settings are in our terms; a kind has at least `names`, or a `name`."""
+    """Base class: translates one or a few of their settings; a kind has at least `names`, or a `name`."""
 
     name: str
 
@@ -56,7 +56,7 @@ class Setting:
 
 
 def derive(value: Any, ours: Settings) -> Any:
-    """A value, or what it is derived as."""
+    """A value, or the result of the function that derives it."""
     return value(ours) if callable(value) else value
 
 
@@ -82,7 +82,7 @@ def real(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Value(Setting):
-    """A setting that both have.
+    """A setting with the same meaning in both.
 
     name: theirs, and after `|` names that transformers puts before it. ours: one key, or several with the same value.
     default: transformers' own, where it is absent, or null unless `nullable`; None for a number that may be any.
@@ -121,7 +121,7 @@ class Value(Setting):
 
 @dataclass(frozen=True)
 class Reciprocal(Value):
-    """A number of theirs that divides where ours multiplies."""
+    """A number by which they divide and we multiply."""
 
     def as_ours(self, value: Any, ours: Settings) -> Any:
         """See `Value`."""
@@ -198,7 +198,7 @@ class Choice(Setting):
 
 @dataclass(frozen=True)
 class Fixed(Setting):
-    """A setting of theirs of which we express one value: anything else is refused by name."""
+    """A setting of theirs for which only one value is supported; others are refused by name."""
 
     name: str
     value: Any | Derived
@@ -240,7 +240,7 @@ class DenseLayers(Setting):
 
 @dataclass(frozen=True)
 class Unread(Setting):
-    """Settings in files of a family that reach no logits there, and what they are `written` as, if at all."""
+    """Settings without influence on the logits, and the value with which they are `written`, if at all."""
 
     name: str
     written: Any | Derived = None

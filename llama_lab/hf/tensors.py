@@ -1,4 +1,4 @@
-"""Weights in files of safetensors, in one or in shards with an index. Nothing else is read: a pickle can run code."""
+"""Read and write safetensors, in one file or in shards with an index. Pickles, which can run code, are not read."""
 
 import json
 import re

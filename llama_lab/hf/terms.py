@@ -1,4 +1,4 @@
-"""What families share, in our terms: components, fields of a config, and where weights are kept."""
+"""Shared parts of families: components, fields of config.json, names of weights."""
 
 import math
 from collections.abc import Mapping, Sequence

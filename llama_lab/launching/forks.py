@@ -1,7 +1,7 @@
-"""Runs in forks of a server that has imported PyTorch and all else, and so start in no time: those on one CPU.
+"""Start single-CPU runs as forks of a server that has already imported PyTorch, in no time.
 
-The server is that of Python's multiprocessing. It computes nothing, so that a fork finds no thread missing and no
-device in use; GPUs, whose libraries do not survive a fork, and runs of several processes are for `RunProcess`.
+The server is multiprocessing's forkserver. It computes nothing, so it has no threads or devices that a fork would lose.
+CUDA does not survive a fork: runs on GPUs, or of several processes, use `RunProcess`.
 """
 
 import atexit

@@ -1,4 +1,4 @@
-"""What the server of `forks` imports before it forks runs, so that these need not."""
+"""Imports of the server of `forks`, which its forks share."""
 
 import gc
 import os

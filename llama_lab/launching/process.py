@@ -31,7 +31,7 @@ def program() -> list[str]:
 
 
 def run_variables() -> dict[str, str]:
-    """Environment variables of every launched run."""
+    """Environment variables for every launched run."""
     typed = [argument for argument in sys.argv if not argument.startswith("study.dry_run=")]  # which prints a script
     return {TYPED: json.dumps(typed), "PYTHONUNBUFFERED": "1"}  # so that a crash loses no line
 

@@ -1,4 +1,4 @@
-"""The batch script of an array of Slurm jobs, which can be read, and submitted again by hand, and its submission.
+"""The batch script of an array of Slurm jobs, which can also be submitted by hand, and its submission.
 
 Each job of the array trains one run. Slurm warns the script with USR2 before the time limit: it asks the run to save
 and stop, and requeues the job, whose next session resumes from the checkpoint. After TERM (scancel, preemption,

@@ -1,4 +1,4 @@
-"""Running a study: plan it, train the missing runs through Hydra's launcher, and write its report."""
+"""Execute a study: plan it, train the missing runs through Hydra's launcher, write its report."""
 
 import shlex
 import sys
@@ -41,7 +41,7 @@ def execute(
     """Run the study on the command line. Exits with status 1 if a run failed, or a judged one diverged.
 
     job: trains a run where Hydra's own launchers do. report: on the folder of the study, with the settings of a logger
-    if there are new runs to tell it of; whether all went well. Raises ConfigError before anything trains if an arm
+    if there are new runs; returns whether all went well. Raises ConfigError before anything trains if an arm
     cannot be trained, or the study has changed since its runs.
     """
     _, defaults = Composer(context.config_loader, ()).compose()
@@ -162,7 +162,7 @@ def prepare(
 
 
 def set_damaged_aside(file: Path) -> None:
-    """Rename a study.yaml that cannot be read, since the command makes it again, and print that."""
+    """Rename an unreadable study.yaml, which the command writes anew, and print that."""
     if not file.exists():
         return
     try:
@@ -176,7 +176,7 @@ def set_damaged_aside(file: Path) -> None:
 
 
 def interim_looks(plan: Plan) -> int:
-    """The number of reports on fewer seeds: adding seeds after a look at a report is a further test."""
+    """Number of reports written on fewer seeds: adding seeds after seeing a report is one more test."""
     if not (plan.folder / FILE).exists():
         return 0
     before = Study.load(plan.folder)

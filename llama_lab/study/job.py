@@ -1,4 +1,4 @@
-"""A run of a study in a process of Hydra's own launchers, and the study's progress: runs and time left."""
+"""The task function of a study's runs for Hydra's own launchers, and the study's progress."""
 
 import sys
 import traceback

@@ -1,4 +1,4 @@
-"""Measuring the speed of a study's arms in turn, after its runs, while nothing else of the study is running.
+"""Measure the speeds of a study's arms in alternation, after its runs.
 
 The speeds that runs log are measured at different times, on a machine that may be busy with other work.
 """
@@ -91,7 +91,7 @@ def job_of(run: Path, job: Run) -> Run:
 
 
 def measure_in_turn(jobs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmSpeed]:
-    """Measure every arm in every round, those that differ in their budgets alone as one; decoding on the first rank."""
+    """Measure every arm once per round (arms that differ in budget only count as one); decoding on rank 0."""
     first: dict[str, str] = {}  # arm by settings
     alike = {name: first.setdefault(settings_but_budget(job), name) for name, job in jobs.items()}
     arms = {name: ArmSpeed([], []) for name in first.values()}

@@ -1,1 +1,1 @@
-"""What every room may use, and knows none of them."""
+"""Helpers for all packages; imports none of them."""

@@ -1,4 +1,4 @@
-"""A run's progress for the user: a bar in a terminal, plain lines in a file, and a table at the end."""
+"""Progress of a run: a bar in a terminal, lines in a file, and a table at the end."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""A study's command line, checked and split into the study's own settings and those of its runs."""
+"""Parse a study's command line into the study's own settings and those of its runs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

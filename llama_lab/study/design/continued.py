@@ -1,4 +1,4 @@
-"""Designs whose arms train on from the weights of `init_from`, which they change in one way each."""
+"""Designs whose arms continue training from the weights of `init_from`, each changed in one way."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

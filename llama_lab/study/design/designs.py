@@ -35,7 +35,7 @@ class Variants:
 
 
 class Composer:
-    """Composes the configs of a study's runs with the overrides that they share, and without the study's settings."""
+    """Composes the configs of a study's runs: shared overrides included, the study's settings removed."""
 
     def __init__(self, loader: ConfigLoader, shared: Sequence[str]) -> None:
         self._loader = loader

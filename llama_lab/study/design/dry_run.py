@@ -1,4 +1,4 @@
-"""The table of a study's arms before training: width, parameters, FLOPs, KV-cache bytes, time."""
+"""Dry run: a table of the arms with width, parameters, FLOPs, KV-cache bytes, time."""
 
 import time
 

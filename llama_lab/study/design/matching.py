@@ -1,4 +1,4 @@
-"""Matching arms in size or compute by solving for the feed-forward width."""
+"""Match arms in parameters or FLOPs by solving for the feed-forward width."""
 
 from collections.abc import Callable
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Whether the arms of a study fit into the memory of the device that they train on."""
+"""Check by estimate that the arms of a study fit into device memory."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from llama_lab.util.formatting import in_bytes
 
 
 def check_memory(run: Run, dataset: Dataset) -> None:
-    """Raise ConfigError for a run that by the estimate exceeds its device; one on another machine is not checked."""
+    """Raise ConfigError if a run's estimated memory exceeds its device; runs on other machines are not checked."""
     if run.hardware.elsewhere:
         return
     model, setup, limit = memory_of(run, dataset)

@@ -183,7 +183,7 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
 
 
 def check_sources(arms: Sequence[PlannedArm], dataset: Dataset) -> dict[str, str]:
-    """The hash of the weights that each `init_from` names, but for those that are gone and no run needs any more.
+    """Hash of the weights of each `init_from`, except those that are gone and no longer needed.
 
     Raises ConfigError for a run that cannot start from them.
     """
@@ -203,7 +203,7 @@ def check_sources(arms: Sequence[PlannedArm], dataset: Dataset) -> dict[str, str
 
 
 def compiled_alike(command: StudyCommand, arms: Sequence[PlannedArm]) -> tuple[PlannedArm, ...]:
-    """Decide `trainer.compile=auto` once for all arms that have it: as their runs began, else by the largest arm.
+    """Resolve `trainer.compile=auto` once for all arms: as their runs began, else by the largest arm.
 
     The decision is an override of every run, since smaller arms might decide otherwise on their own; where all of them
     would train eagerly anyway, there is none.
@@ -273,7 +273,7 @@ def check_distinct(drafts: Mapping[str, Run]) -> None:
 
 
 def check_budget(drafts: Mapping[str, Run]) -> None:
-    """Raise ConfigError for a budget that arms whose steps differ in size cannot all use up."""
+    """Raise ConfigError for a token budget that is no multiple of every arm's step."""
     budgets = {int(draft.cfg.train.tokens) for draft in drafts.values()}
     sizes = sorted({draft.tokens_per_step for draft in drafts.values()})
     tokens, common = min(budgets), math.lcm(*sizes)

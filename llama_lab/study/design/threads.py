@@ -1,7 +1,7 @@
-"""How many CPU threads each run of a study has, the same in all arms; on the other cores, other runs train beside it.
+"""CPU threads per run of a study, the same in all arms, so that several runs can share the cores.
 
-That depends on counted FLOPs, never on a timing: the last digits of a result depend on the number of threads, and so
-runs that are compared, and a study that is repeated, must decide alike.
+The choice depends on counted FLOPs, never on a timing: results depend on the number of threads in their last digits, so
+all runs of a study, and its repetitions, must choose alike.
 """
 
 import os

@@ -268,6 +268,15 @@ def in_process(
 
 
 @pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with eight GPUs, as far as PyTorch tells."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100 80GB HBM3")
+
+
+@pytest.fixture
 def bad_files(tmp_path: Path) -> Path:
     """The folder of a command, with files in it that are no text to train on."""
     (tmp_path / "empty.txt").touch()
@@ -322,6 +331,14 @@ def returned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def finished(run_train: RunTrain, tiny: list[str]) -> Ran:
     """A whole run as a newcomer would start it: with all loggers, without a W&B key, from a process without input."""
     return run_train(*tiny, "logger=all", "train.checkpoint_every=7", "train.micro_batch_size=4", fresh=True)
+
+
+@pytest.fixture(scope="session")
+def whole(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run of `tests.training.stopping`, which nobody stops."""
+    from tests.training.stopping import RUN, trained
+
+    return trained(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('whole')}")
 
 
 @pytest.fixture(scope="session")

@@ -87,12 +87,13 @@ class PreloadedPython:
     def start(self, command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
         """What `subprocess.Popen([sys.executable, *command], **options)` starts; `command` begins with a script.
 
-        The options are stdin, stdout, stderr, text, cwd and start_new_session. What the fork starts are new processes.
+        The options are stdin, stdout, stderr, text, cwd, env, start_new_session, and executable, the Python that the
+        fork starts in its turn: new processes, unless it is `self.executable`.
         """
-        assert options.keys() <= {"stdin", "stdout", "stderr", "text", "cwd", "start_new_session"}
+        options = {"env": self._environment, "executable": sys.executable, **options}
         if sys.platform != "linux":
-            return subprocess.Popen([sys.executable, *command], env=self._environment, **options)
-        return Fork(self._address, command, env=self._environment, **options)
+            return subprocess.Popen([sys.executable, *command], **options)
+        return Fork(self._address, command, **options)
 
 
 class Fork(subprocess.Popen[Any]):
@@ -104,9 +105,9 @@ class Fork(subprocess.Popen[Any]):
         super().__init__(command, **options)
 
     def _execute_child(self, args: list[str], *rest: Any) -> None:
-        cwd, environment, pipes = rest[4], rest[5], rest[9:15]  # the ends of pipes, ours and the child's; -1 for none
+        executable, cwd, environment, pipes = rest[0], *rest[4:6], rest[9:15]  # of pipes both ends, -1 for none
         streams = [pipe if pipe >= 0 else stream for stream, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
-        request = (sys.executable, list(args), os.path.abspath(cwd or "."), environment, self._own_session)
+        request = (executable, list(args), os.path.abspath(cwd or "."), environment, self._own_session)
         self._connection = request_fork(self._address, request, streams)
         self.pid = receive(self._connection)
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]

@@ -1,14 +1,14 @@
-"""Sweeps of tasks that do not train, through the launcher."""
+"""Sweeps of tasks that do not train, through the launcher, and launchers that are to be disturbed."""
 
 import json
-import os
-import sys
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from llama_lab.cli import hydra_command
 from llama_lab.launching import launch
@@ -17,54 +17,86 @@ from tests.launching.tasks import act
 from tests.preloaded import PreloadedPython
 
 ON_CPU = ("trainer=cpu", "hydra/launcher=local_gpus")
+ACTING = ("-m", "tests.launching.tasks", "--multirun", "arm=a")
+TRAINING = (str(TRAIN), "--multirun", "arm=a")
 
 Sweep = Callable[..., Ran]
+Launcher = subprocess.Popen[str]
 
 
 @pytest.fixture
 def sweep(
-    tmp_path: Path,
+    in_process: Sweep,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     tiny: list[str],
     environment: dict[str, str],
     preloaded: PreloadedPython,
 ) -> Sweep:
     """Run `python train.py --multirun *overrides` inside this process, its runs `act` in processes of their own."""
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ.keys() - environment.keys():
-        monkeypatch.delenv(name)
     monkeypatch.setenv("PYTHONPATH", str(TRAIN.parent))
     monkeypatch.setenv("OMP_NUM_THREADS", environment["OMP_NUM_THREADS"])  # which imports in `preloaded` have read
     monkeypatch.setattr(launch, "program", lambda: [preloaded.executable, "-m", "tests.launching.tasks"])
-
-    def run(*overrides: str) -> Ran:
-        for name in ("HYDRA_FULL_ERROR", "LLAMA_LAB_TRACEBACK"):  # the command sets them
-            monkeypatch.setenv(name, "0")
-        monkeypatch.setattr(sys, "argv", ["train.py", *last_of_each(["--multirun", *tiny, "arm=a", *overrides])])
-        GlobalHydra.instance().clear()
-        capsys.readouterr()
-        code = 0
-        try:
-            hydra_command(act, "config", "the same command goes on")
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        printed = capsys.readouterr()
-        return Ran(code, printed.out, printed.err, tmp_path)
-
-    return run
+    acting = partial(hydra_command, act, "config", "the same command goes on")
+    return partial(in_process, acting, "train.py", "--multirun", *tiny, "arm=a")
 
 
-def mark(ran: Ran, seed: int) -> dict[str, Any]:
+@pytest.fixture
+def start(
+    preloaded: PreloadedPython, environment: dict[str, str], tiny: list[str], tmp_path: Path
+) -> Iterator[Callable[..., Launcher]]:
+    """Start `python *program *overrides` in a session of its own. It and its runs are forks, see `PreloadedPython`."""
+    started: list[Launcher] = []
+
+    def launcher(*overrides: str, program: tuple[str, ...] = ACTING, **variables: str) -> Launcher:
+        process = preloaded.start(
+            [*program, *last_of_each([*tiny, *overrides])],
+            executable=preloaded.executable,
+            env={**environment, "PYTHONPATH": str(TRAIN.parent), **variables},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield launcher
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def ended(launcher: Launcher) -> tuple[int, str]:
+    """The exit status of a launcher, and what it printed."""
+    printed, _ = launcher.communicate()
+    return launcher.returncode, printed
+
+
+def mark(cwd: Path, seed: int) -> dict[str, Any]:
     """What the run of this seed saw."""
-    return dict(json.loads((ran.cwd / f"mark{seed}").read_text()))
+    return dict(json.loads((cwd / f"mark{seed}").read_text()))
 
 
-def status(ran: Ran, seed: int) -> str:
-    """How its folder says that it ended."""
-    return str(json.loads((folder(ran, seed) / "status.json").read_text())["status"])
-
-
-def folder(ran: Ran, seed: int) -> Path:
+def folder(cwd: Path, seed: int) -> Path:
     """The folder of the run of this seed."""
-    return ran.cwd / "runs" / "llama" / "a" / f"seed={seed}"
+    return cwd / "runs" / "llama" / "a" / f"seed={seed}"
+
+
+def status(cwd: Path, seed: int) -> str:
+    """How its folder says that it ended."""
+    return str(json.loads((folder(cwd, seed) / "status.json").read_text())["status"])
+
+
+def saved(runs: Iterable[Path], since: float) -> int:
+    """How many of these runs have written a checkpoint since then."""
+    found = 0
+    for run in runs:
+        with suppress(FileNotFoundError):  # replaced just now
+            found += (run / "checkpoints" / "last.ckpt").stat().st_mtime > since
+    return found
+
+
+def sessions(run: Path) -> int:
+    """How often a run was interrupted and went on."""
+    return len(json.loads((run / "environment.json").read_text())["earlier_sessions"])

@@ -22,8 +22,8 @@ from llama_lab.search.settings import SearchSettings
 from llama_lab.search.space import Parameter
 from llama_lab.util.errors import ConfigError
 from tests.conftest import TRAIN, Command, RunTrain, last_of_each
-from tests.launching.tasks import PATIENCE
 from tests.preloaded import PreloadedPython
+from tests.processes import PATIENCE
 from tests.search.searches import PRUNING, SEARCH, SEARCHING, pruned, search_refusal, trials
 from tests.training.tiny import identical, repeatable, rows, trained_state
 

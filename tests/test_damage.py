@@ -19,7 +19,7 @@ from llama_lab.cli import compare_command, eval_command, train_command
 from llama_lab.runs.folder import RunFolder
 from llama_lab.training.monitor import Monitor
 from tests.conftest import Command, Ran
-from tests.training.test_resume import Power, at, cut
+from tests.training.stopping import Power, at, cut
 from tests.training.tiny import repeatable
 
 # Kinds of damage, each of a file's path.
@@ -207,7 +207,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def world(place: Path, tiny: list[str], in_process: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> World:
+def world(place: Path, tiny: list[str], in_process: Callable[..., Ran]) -> World:
     """The world, which the first test makes."""
     path = place / "world"
     shared = (*tiny, *BUDGET, f"data.cache_dir={path}/cache", f"runs_dir={path}/runs")
@@ -215,10 +215,8 @@ def world(place: Path, tiny: list[str], in_process: Callable[..., Ran], monkeypa
     world = World(path, place / "whole", in_process, train)
     if not world.whole.exists():
         assert train(*RUN, "name=finished").code == 0
-        with monkeypatch.context() as patched:
-            at(Monitor, "on_train_batch_end", 14)(patched, cut)
-            with pytest.raises(Power):
-                train(*RUN, "name=interrupted")
+        with at(Monitor, "on_train_batch_end", 14)(cut), pytest.raises(Power):
+            train(*RUN, "name=interrupted")
         RunFolder(world.folder("interrupted")).write_status("running")
         assert train(*STUDY).code == 0
         shutil.copytree(path, world.whole)

@@ -7,6 +7,7 @@ import socket
 import weakref
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -34,13 +35,22 @@ from llama_lab.runs.checkpoint import (
 from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
-from llama_lab.training.command import train_run
 from llama_lab.training.module import LanguageModel
 from llama_lab.util.errors import ConfigError
 from tests.composing import decoder, kinds, options
 from tests.conftest import Command, Ran, RunTrain, needs_compiler
-from tests.training.test_resume import Moment, Power, cut, while_replacing_the_checkpoint
-from tests.training.tiny import identical, killed_after, pieces, planned, repeatable, rows, trained_state
+from tests.training.stopping import Power, cut, while_replacing_the_checkpoint
+from tests.training.tiny import (
+    LOOPBACK,
+    identical,
+    killed_after,
+    logged,
+    pieces,
+    repeatable,
+    rows,
+    trained,
+    trained_state,
+)
 
 # 40 steps of several micro-batches, with a limit on the gradient that bites, and one table for both ends. At most
 # checkpoints there are losses that are not logged yet.
@@ -55,7 +65,6 @@ RUN = [
     "train.ema=0.9",
 ]
 SHARDED = ["trainer=fsdp", "trainer.accelerator=cpu", "trainer.devices=2"]
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +77,7 @@ def on_loopback() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def one(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the run on one device."""
-    run = planned(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('one')}")
-    assert train_run(run) == "done"
-    return run.folder.path
+    return trained(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('one')}")
 
 
 @pytest.fixture(scope="module")
@@ -145,15 +152,12 @@ def test_gradients_are_averaged_once_a_step_after_its_last_micro_batch(
 # The same training
 
 
-def test_two_shards_log_the_losses_and_the_gradient_norm_of_one_device(two: Ran, one: Path) -> None:
+def test_two_shards_log_what_one_device_logs_and_end_with_its_one_checkpoint_file(two: Ran, one: Path) -> None:
     assert (two.code, two.err) == (0, "")
     assert two.out.count("│ parameters") == 1, "each rank prints"
     assert_same_curve(two.run, one)
     assert len(rows(one)) == 11 + 2
-    assert any(row.get("optim/grad_norm", 0) > 0.5 for row in rows(one)), "nothing is clipped"
-
-
-def test_a_sharded_run_ends_with_the_one_checkpoint_file_of_one_device(two: Ran, one: Path) -> None:
+    assert max(logged(one, "optim/grad_norm")) > 0.5, "nothing is clipped"
     assert [file.name for file in (two.run / "checkpoints").iterdir()] == ["last.ckpt"]
     ours, theirs = (torch.load(RunFolder(run).checkpoint, weights_only=True) for run in (two.run, one))
     assert ours.keys() == theirs.keys()
@@ -256,24 +260,22 @@ def test_mixed_precision_gathers_weights_in_bf16_and_keeps_them_and_their_gradie
     assert {p.dtype for p in model.parameters()} == {p.grad.dtype for p in model.parameters()} == {torch.float32}
 
 
-@pytest.mark.parametrize("setting", ["trainer.precision=bf16-mixed", "trainer.precision=bf16-true"])
-def test_in_bf16_one_shard_is_near_the_run_of_one_device(setting: str, tiny: list[str], tmp_path: Path) -> None:
-    curves = []
-    for name, trainer in (("whole", "cpu"), ("sharded", "fsdp")):
-        overrides = [f"trainer={trainer}", "trainer.accelerator=cpu", f"runs_dir={tmp_path / name}"]
-        run = planned(*tiny, "train.tokens=2560", setting, *overrides)
-        assert train_run(run) == "done"
-        curves.append([row["val/loss"] for row in rows(run.folder.path) if "val/loss" in row])
-    assert curves[0] == pytest.approx(curves[1], abs=5e-3)
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_in_bf16_one_shard_is_near_the_run_of_one_device(precision: str, tiny: list[str], tmp_path: Path) -> None:
+    settings = [*tiny, "train.tokens=2560", f"trainer.precision={precision}"]
+    whole, sharded = (
+        trained(*settings, f"trainer={trainer}", "trainer.accelerator=cpu", f"runs_dir={tmp_path / trainer}")
+        for trainer in ("cpu", "fsdp")
+    )
+    assert logged(sharded, "val/loss") == pytest.approx(logged(whole, "val/loss"), abs=5e-3)
 
 
 @needs_compiler
 @pytest.mark.slow
 def test_a_compiled_sharded_run_is_the_run_of_one_device(one: Path, tiny: list[str], tmp_path: Path) -> None:
-    run = planned(*tiny, *RUN, *SHARDED[:2], "trainer.compile=true", f"runs_dir={tmp_path}")
-    assert train_run(run) == "done"
+    compiled = trained(*tiny, *RUN, *SHARDED[:2], "trainer.compile=true", f"runs_dir={tmp_path}")
     assert torch._dynamo.utils.counters["frames"]["ok"] > 0
-    assert_same_curve(run.folder.path, one)
+    assert_same_curve(compiled, one)
 
 
 # Checkpoints in parts
@@ -289,6 +291,10 @@ def test_a_killed_sharded_run_leaves_a_part_of_each_process(killed: Ran) -> None
     sizes = [(folder.checkpoint / part).stat().st_size for part in parts]
     assert sizes[1] < 0.6 * sum(sizes)
     assert sizes[0] < 0.7 * sum(sizes), "rank 0 has written more than its rows"
+    run = load_run(killed.run)  # which can write
+    assert run.step == 30
+    joined = read_checkpoint(folder.checkpoint)["state_dict"]
+    assert torch.equal(run.model.embedding.head.weight, joined["model.embedding.head.weight"])
 
 
 @pytest.mark.slow
@@ -304,27 +310,32 @@ def test_a_killed_sharded_run_goes_on_to_the_same_numbers(
     assert [file.name for file in (again.run / "checkpoints").iterdir()] == ["last.ckpt"]
 
 
-@pytest.mark.parametrize("trainer", ["trainer=cpu", "trainer=fsdp"])
-def test_one_device_goes_on_from_the_parts_of_two(
-    trainer: str, left: RunFolder, one: Path, tiny: list[str], tmp_path: Path
+@pytest.mark.parametrize(("trainer", "damaged"), [("trainer=cpu", False), ("trainer=fsdp", True)])
+def test_one_device_goes_on_from_the_parts_of_two_and_from_those_before_if_one_is_damaged(
+    trainer: str,
+    damaged: bool,
+    left: RunFolder,
+    one: Path,
+    tiny: list[str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = planned(*tiny, *RUN, trainer, "trainer.accelerator=cpu", f"runs_dir={tmp_path / 'runs'}")
-    assert run.folder.path == left.path
-    assert train_run(run) == "done"
+    if damaged:
+        truncated(left.checkpoint / "1_of_2.ckpt")
+    assert trained(*tiny, *RUN, trainer, "trainer.accelerator=cpu", f"runs_dir={tmp_path / 'runs'}") == left.path
+    assert ("last.ckpt: is damaged" in capsys.readouterr().err) == damaged
     assert_same_curve(left.path, one)
     assert_close(trained_state(left.path), trained_state(one))
 
 
 def test_shards_go_on_from_the_file_of_one_device(one: Path, two: Ran, tiny: list[str], tmp_path: Path) -> None:
     ends = []
-    for trainer, source in (("cpu", one), ("fsdp", one), ("fsdp", two.run), ("cpu", two.run)):
+    for trainer, source in (("cpu", one), ("fsdp", one), ("cpu", two.run)):
         folder = tmp_path / str(len(ends)) / "arm" / "seed=1"
         shutil.copytree(source, folder)
-        longer = [f'resume="{folder}"', "train.tokens=15360", f"trainer={trainer}", "trainer.accelerator=cpu"]
-        run = planned(*tiny, *RUN, *longer)
-        assert train_run(run) == "done"
-        ends.append(trained_state(folder))
-        assert ends[-1]["global_step"] == 60
+        longer = [f'resume="{folder}"', "train.tokens=12800", f"trainer={trainer}", "trainer.accelerator=cpu"]
+        ends.append(trained_state(trained(*tiny, *RUN, *longer)))
+        assert ends[-1]["global_step"] == 50
     for end in ends[1:]:
         assert_close(end["state_dict"], ends[0]["state_dict"])
 
@@ -378,23 +389,6 @@ def test_a_part_with_code_is_refused_and_the_code_not_run(left: RunFolder, tmp_p
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_run_with_a_damaged_part_goes_on_from_the_checkpoint_before_to_the_same_end(
-    left: RunFolder, one: Path, tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    truncated(left.checkpoint / "1_of_2.ckpt")
-    run = planned(*tiny, *RUN, "trainer=fsdp", "trainer.accelerator=cpu", f"runs_dir={tmp_path / 'runs'}")
-    assert train_run(run) == "done"
-    assert "last.ckpt: is damaged" in capsys.readouterr().err
-    assert_same_curve(left.path, one)
-
-
-def test_a_run_in_parts_can_write(left: RunFolder) -> None:
-    run = load_run(left.path)
-    assert run.step == 30
-    joined = read_checkpoint(left.checkpoint)["state_dict"]
-    assert torch.equal(run.model.embedding.head.weight, joined["model.embedding.head.weight"])
-
-
 @pytest.mark.parametrize("kind", [DataParallel, FullySharded])
 def test_every_rank_reads_the_checkpoint_that_rank_0_has_chosen(
     kind: type[DataParallel], left: RunFolder, monkeypatch: pytest.MonkeyPatch
@@ -407,40 +401,37 @@ def test_every_rank_reads_the_checkpoint_that_rank_0_has_chosen(
 # Joining the parts
 
 
-def while_the_file_is_written(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+def while_the_file_is_written(act: Callable[[], object]) -> AbstractContextManager[object]:
     def save(_: object, file: Path) -> None:
         file.write_bytes(b"half")
         act()
 
-    monkeypatch.setattr(checkpoint, "write_file", save)
+    return patch.object(checkpoint, "write_file", save)
 
 
-def while_the_checkpoint_before_is_deleted(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+def while_the_checkpoint_before_is_deleted(act: Callable[[], object]) -> AbstractContextManager[object]:
     def rmtree(folder: Path) -> None:
         next(folder.iterdir()).unlink()
         act()
 
-    monkeypatch.setattr(checkpoint.shutil, "rmtree", rmtree)
+    return patch.object(checkpoint.shutil, "rmtree", rmtree)
 
 
-@pytest.mark.parametrize(
-    "moment",
-    [
-        while_the_file_is_written,
-        while_the_checkpoint_before_is_deleted,
-        while_replacing_the_checkpoint(1),
-        while_replacing_the_checkpoint(2),
-    ],
-    ids=["writing", "deleting", "moving the parts", "moving the file"],
-)
+JOINING = {
+    "writing": while_the_file_is_written,
+    "deleting": while_the_checkpoint_before_is_deleted,
+    "moving the parts": while_replacing_the_checkpoint(1),
+    "moving the file": while_replacing_the_checkpoint(2),
+}
+
+
+@pytest.mark.parametrize("moment", JOINING)
 def test_a_kill_while_parts_are_joined_leaves_a_whole_checkpoint_and_joining_goes_on(
-    moment: Moment, left: RunFolder, monkeypatch: pytest.MonkeyPatch
+    moment: str, left: RunFolder
 ) -> None:
     expected = load_checkpoint(left.checkpoint)
-    with monkeypatch.context() as patched:
-        moment(patched, cut)
-        with pytest.raises(Power):
-            consolidate(left.checkpoint)
+    with JOINING[moment](cut), pytest.raises(Power):
+        consolidate(left.checkpoint)
     newest = newest_whole(left.checkpoint)
     assert newest is not None
     assert identical(load_checkpoint(newest)["optimizer_states"], expected["optimizer_states"])

@@ -18,7 +18,7 @@ from llama_lab.training.monitor import Monitor
 from tests.conftest import Command, Ran
 from tests.golden import files
 from tests.golden.files import FINISHED, RUNS, SMALL, check, numbers, read
-from tests.training.test_resume import at, stop
+from tests.training.stopping import at, stop
 
 WRITTEN_BY = "0.4.0"
 PROBE = [*SMALL, "data=recall", "train.tokens=7680", "train.log_every=3"]
@@ -73,13 +73,12 @@ def floats(table: list[dict[str, str]]) -> list[dict[str, float]]:
     return [{key: float(cell) for key, cell in row.items() if number.fullmatch(cell)} for row in table]
 
 
-def test_the_runs_are_written(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_runs_are_written(command: Command, tmp_path: Path) -> None:
     """By version 0.4.0 alone: later ones read what that has written."""
     if files.writing and llama_lab.__version__ == WRITTEN_BY:
         for arguments in (FINISHED, STUDY):
             assert command(*arguments).code == 0
-        with monkeypatch.context() as patched:
-            at(Monitor, "on_train_batch_end", 17)(patched, lambda: stop(signal.SIGINT))
+        with at(Monitor, "on_train_batch_end", 17)(lambda: stop(signal.SIGINT)):
             assert command(*INTERRUPTED).code == 130
         shutil.rmtree(RUNS, ignore_errors=True)
         shutil.copytree(tmp_path / "runs", RUNS, ignore=shutil.ignore_patterns("report.html", "*.lock", "output.log"))

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,12 +16,11 @@ from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.runs.stored import Status, Summary
 from llama_lab.runs.study import StudySpeed
 from llama_lab.training.checkpointing import Checkpointing
-from llama_lab.training.command import train_run
 from llama_lab.training.module import LanguageModel
 from tests.composing import eval_settings
 from tests.conftest import RunTrain
-from tests.training.test_resume import Power, at, cut
-from tests.training.tiny import Pieces, identical, pieces, planned, repeatable, rows, trained_state
+from tests.training.stopping import at, cut, stopped
+from tests.training.tiny import identical, logged, pieces, repeatable, trained, trained_state
 
 pytestmark = pytest.mark.gpu
 
@@ -40,16 +40,8 @@ def settings(tiny: list[str], tmp_path: Path) -> list[str]:
     return [*tiny, *RUN, f"runs_dir={tmp_path / 'runs'}"]
 
 
-def trained(*overrides: str) -> Path:
-    """Train to the end; the run's folder."""
-    run = planned(*overrides)
-    assert train_run(run) == "done"
-    return run.folder.path
-
-
-def losses(path: Path) -> list[float]:
-    """The training losses that a run has logged."""
-    return [row["train/loss"] for row in rows(path) if "train/loss" in row]
+AT_STEP_13 = at(Checkpointing, "on_train_batch_end", 13)
+losses = partial(logged, metric="train/loss")
 
 
 def test_a_gpu_trains_in_bf16_by_default(settings: list[str], gpu: torch.device) -> None:
@@ -84,14 +76,9 @@ def test_training_twice_gives_the_same_curve(arch: str, settings: list[str], tmp
 
 
 @pytest.mark.usefixtures("deterministic")
-def test_a_run_that_was_killed_goes_on_to_the_last_bit(
-    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_killed_goes_on_to_the_last_bit(settings: list[str], tmp_path: Path) -> None:
     whole = trained(*settings, f"runs_dir={tmp_path / 'whole'}")
-    with monkeypatch.context() as patched:
-        at(Checkpointing, "on_train_batch_end", step=13)(patched, cut)
-        with pytest.raises(Power):
-            train_run(planned(*settings))
+    stopped(AT_STEP_13, cut, *settings)
     resumed = trained(*settings)
     assert repeatable(resumed) == repeatable(whole)
     assert identical(trained_state(resumed), trained_state(whole))
@@ -111,8 +98,7 @@ class NeverWaits(LanguageModel):
 
 @pytest.mark.parametrize("arch", ["llama", "gpt2", "bloom", "mistral", "gemma2", "olmo2"])
 def test_no_training_step_waits_for_the_device(arch: str, settings: list[str]) -> None:
-    parts: Pieces = pieces(*settings, f"arch={arch}", kind=NeverWaits)
-    assert parts.fit() == "done"
+    assert pieces(*settings, f"arch={arch}", kind=NeverWaits).fit() == "done"
 
 
 @pytest.mark.parametrize("arch", ["llama", "gpt2"])
@@ -124,15 +110,10 @@ def test_shards_on_one_device_log_the_losses_of_one_device(arch: str, settings: 
     assert losses(sharded) == pytest.approx(losses(one), abs=2e-3)
 
 
-def test_shards_go_on_from_their_own_checkpoint(
-    settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_go_on_from_their_own_checkpoint(settings: list[str], tmp_path: Path) -> None:
     common = [*settings, "trainer=fsdp", "trainer.devices=1"]
     whole = trained(*common, f"runs_dir={tmp_path / 'whole'}")
-    with monkeypatch.context() as patched:
-        at(Checkpointing, "on_train_batch_end", step=13)(patched, cut)
-        with pytest.raises(Power):
-            train_run(planned(*common))
+    stopped(AT_STEP_13, cut, *common)
     torch.distributed.destroy_process_group()
     assert losses(trained(*common)) == pytest.approx(losses(whole), abs=0.02)
 

@@ -4,7 +4,6 @@ import errno
 import os
 import resource
 import shutil
-import signal
 import tracemalloc
 import zipfile
 from collections import Counter
@@ -20,12 +19,11 @@ from llama_lab.runs.shards import write_file
 from llama_lab.runs.stored import RunMetadata
 from llama_lab.training import train as train_module
 from llama_lab.training import warm_start
-from llama_lab.training.command import train_run
 from llama_lab.training.monitor import Monitor
 from llama_lab.training.train import session
 from llama_lab.util.errors import ConfigError
-from tests.training.test_resume import RUN, at, ends_as_the_whole_run, whole  # noqa: F401
-from tests.training.tiny import planned
+from tests.training.stopping import RUN, at, ends_as_the_whole_run, stop, stopped
+from tests.training.tiny import planned, trained
 
 
 def write(file: Path, step: int) -> Path:
@@ -128,17 +126,10 @@ def test_the_last_whole_checkpoint_is_chosen_and_a_torn_one_told(
 
 @pytest.mark.slow
 def test_a_run_whose_last_checkpoint_is_torn_goes_on_from_the_one_before_to_the_same_end(
-    whole: Path,  # noqa: F811
-    tiny: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    whole: Path, tiny: list[str], tmp_path: Path
 ) -> None:
     overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
-    with monkeypatch.context() as patched:
-        at(Monitor, "on_train_batch_end", 14)(patched, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        run = planned(*overrides)
-        assert train_run(run) == "interrupted"
-    last = run.folder.checkpoint
+    last = stopped(at(Monitor, "on_train_batch_end", 14), stop, *overrides).folder.checkpoint
     assert [checkpoint_step(file) for file in (last, before(last))] == [14, 12]
     last.write_bytes(last.read_bytes()[:-1])
     assert ends_as_the_whole_run(whole, *overrides)
@@ -146,10 +137,7 @@ def test_a_run_whose_last_checkpoint_is_torn_goes_on_from_the_one_before_to_the_
 
 
 def test_checksums_are_computed_once_and_by_rank_0_alone(
-    whole: Path,  # noqa: F811
-    tiny: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    whole: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "runs" / "arm" / "seed=1"
     shutil.copytree(whole, folder)
@@ -169,5 +157,5 @@ def test_checksums_are_computed_once_and_by_rank_0_alone(
         with session(run, RunMetadata(), None) as checkpoint:  # type: ignore[arg-type]
             assert checkpoint == run.folder.checkpoint
     assert not tested
-    assert train_run(planned(*overrides)) == "done"
+    trained(*overrides)
     assert tested == {str(run.folder.checkpoint): 1}

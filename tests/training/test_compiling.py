@@ -11,6 +11,7 @@ import torch
 from omegaconf import OmegaConf
 from torch._dynamo.utils import counters
 
+from llama_lab import load_config
 from llama_lab.config.components import model_cost
 from llama_lab.devices.hardware import Hardware
 from llama_lab.runs.folder import RESOLVED
@@ -20,16 +21,15 @@ from llama_lab.study.measure import job_of
 from llama_lab.training import compiling
 from llama_lab.training import train as training
 from llama_lab.training.checkpointing import Checkpointing
-from llama_lab.training.command import train_run
 from llama_lab.training.compiling import THRESHOLDS, Threshold, compile_in_place, decide, missing_part, pays
-from llama_lab.training.run import Run
 from llama_lab.util.errors import ConfigError, FinishedRunError
 from tests.composing import decoder
-from tests.conftest import Command, Ran, RunTrain, needs_compiler
-from tests.training.tiny import identical, planned, repeatable, rows, trained_state
+from tests.conftest import Command, RunTrain, needs_compiler
+from tests.training.stopping import at, cut, stopped
+from tests.training.tiny import identical, logged, planned, repeatable, trained, trained_state
 
 SHORT = ("train.tokens=5120", "train.evaluations=2", "train.eval_lengths=[2]")  # 20 steps
-COMPILES = ("trainer.compile=true",)
+AT_STEP_3 = at(Checkpointing, "on_train_batch_end", 3)
 
 
 def on(accelerator: str, devices: int = 1, **settings: Any) -> Hardware:
@@ -96,19 +96,18 @@ def test_auto_compiles_a_long_run_and_says_so(
     """And keeps a short one eager in silence. What a run does is recorded, and what a measurement of it does."""
     if compiles:
         set_threshold(1.0)
-    run = planned(*tiny, *SHORT, f"runs_dir={tmp_path}")
-    assert train_run(run) == "done"
+    folder = trained(*tiny, *SHORT, f"runs_dir={tmp_path}")
     told = [line.partition("; ")[0] for line in capsys.readouterr().err.splitlines()]
     assert told == (["trainer.compile=auto: compiles"] if compiles else [])
     assert counters["stats"]["unique_graphs"] == compiles, "evaluations and the sample compile nothing"
     assert not counters["graph_break"]
-    summary = Summary.load(run.folder.path)
-    assert compiled_in(run.folder.path) is summary.compiled is compiles
+    summary = Summary.load(folder)
+    assert compiled_in(folder) is summary.compiled is compiles
     assert (summary.metrics.get("perf/compile_seconds", 0) > 0) is compiles
     assert any("compiling" in label for label, _ in summary_rows(summary)) is compiles
     for setting, measured in (("auto", compiles), ("false", False)):
         job = planned(*tiny, f"measure={tmp_path}", f"trainer.compile={setting}")
-        assert job_of(run.folder.path, job).compiled is measured
+        assert job_of(folder, job).compiled is measured
 
 
 # What it needs
@@ -129,7 +128,7 @@ def test_without_a_compiler_true_is_refused_with_the_fix_before_anything_is_writ
     without_compiler: None, command: Command, tiny: list[str]
 ) -> None:
     for study in ((), ("study=ladder", "study.dry_run=true")):
-        ran = command(*tiny, *study, *COMPILES)
+        ran = command(*tiny, *study, "trainer.compile=true")
         needs = "needs a C++ compiler (apt install g++), or set trainer.compile=false"
         assert (ran.code, ran.err) == (2, f"error: trainer.compile=true: {needs}\n")
         assert not (ran.cwd / "runs").exists()
@@ -147,9 +146,9 @@ def test_a_gpu_needs_triton_and_any_device_the_headers_of_python(monkeypatch: py
 
 
 @pytest.mark.parametrize("value", ["yes", "1", "Auto", "null"])
-def test_other_values_are_refused_in_one_line(value: str, command: Command, tiny: list[str]) -> None:
-    ran = command(*tiny, f"trainer.compile={value}")
-    assert (ran.code, ran.err) == (2, f"error: trainer.compile={value}: must be true or false or auto\n")
+def test_other_values_are_refused_in_one_line(value: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^trainer\.compile={value}: must be true or false or auto$"):
+        load_config([f"trainer.compile={value}"])
 
 
 # How it is done
@@ -180,48 +179,26 @@ def test_equal_blocks_share_their_code(overrides: list[str], graphs: int) -> Non
 # What was begun
 
 
-class Cut(BaseException):
-    """A power cut."""
-
-
-def interrupted(monkeypatch: pytest.MonkeyPatch, *overrides: str) -> Run:
-    """A run that was cut off after its third step, with a checkpoint of each step."""
-    run = planned(*overrides, "train.checkpoint_every=1")
-    save = Checkpointing.on_train_batch_end
-
-    def cut(self: Checkpointing, trainer: Any, *rest: Any) -> None:
-        save(self, trainer, *rest)
-        if trainer.global_step == 3:
-            raise Cut
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Checkpointing, "on_train_batch_end", cut)
-        with pytest.raises(Cut):
-            train_run(run)
-    return run
-
-
 @pytest.mark.parametrize("began", [True, False])
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_as_it_began(
     began: bool,
     quick: None,
     set_threshold: Callable[[float], None],
-    monkeypatch: pytest.MonkeyPatch,
     tiny: list[str],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     overrides = [*tiny, *SHORT, f"runs_dir={tmp_path}", "train.checkpoint_every=1"]
     set_threshold(1.0 if began else 1e30)
-    run = interrupted(monkeypatch, *overrides)
-    assert compiled_in(run.folder.path) is began
+    folder = stopped(AT_STEP_3, cut, *overrides).folder.path
+    assert compiled_in(folder) is began
     set_threshold(1e30 if began else 1.0)
     capsys.readouterr()
     counters.clear()
-    assert train_run(planned(*overrides)) == "done"
+    trained(*overrides)
     assert capsys.readouterr().err == ""
-    assert compiled_in(run.folder.path) is Summary.load(run.folder.path).compiled is began
+    assert compiled_in(folder) is Summary.load(folder).compiled is began
     assert bool(counters["stats"]) is began
     with pytest.raises(FinishedRunError):
         planned(*overrides)
@@ -230,109 +207,70 @@ def test_an_interrupted_run_goes_on_as_it_began(
     assert not isinstance(refused.value, FinishedRunError)
 
 
-# Arms
-
-PAIR = ("study=kv_heads", "study.kv_heads=[4,1]", "study.seeds=[1]", "match=none", "study.learning_rates=null")
-STUDY = (*PAIR, "name=pair", "study.measure_speed=false", *SHORT)
-
-
-@pytest.fixture
-def study(command: Command, tiny: list[str]) -> Callable[..., Ran]:
-    """Run a study of two arms with unequal FLOPs."""
-    return partial(command, *tiny, *STUDY)
-
-
-def flops_of(folder: Path) -> float:
-    """What a finished run has computed."""
-    metrics = Summary.load(folder).metrics
-    return metrics["tokens"] * metrics["train_flops_per_token"]
-
-
 @pytest.mark.slow
 def test_arms_on_both_sides_of_the_threshold_decide_alike_and_as_the_study_began(
-    quick: None, set_threshold: Callable[[float], None], study: Callable[..., Ran]
+    quick: None, set_threshold: Callable[[float], None], command: Command, tiny: list[str]
 ) -> None:
-    set_threshold(1.0)
-    first = study("study.dry_run=true")
-    assert first.err.count("trainer.compile=auto: compiles") == 1
-    set_threshold(1e30)
-    ran = study()
-    assert (ran.code, ran.err) == (0, "")
-    folder = ran.cwd / "runs" / "pair"
-    arms = [path.parent for path in sorted(folder.glob("*/seed=1/summary.json"))]
-    small, large = sorted(map(flops_of, arms))
-    assert small < large
-    between = (small + large) / 2
-    assert [compiled_in(arm) for arm in arms] == [False, False]
+    options = ("kv_heads=[4,1]", "seeds=[1]", "learning_rates=null", "measure_speed=false")
+    short = ("match=none", "train.tokens=1024", "train.evaluations=1")
+    study = partial(command, *tiny, "study=kv_heads", *short, *(f"study.{option}" for option in options))
 
-    set_threshold(between)
-    again = study("name=second")
-    assert again.err.count("trainer.compile=auto: compiles") == 1
-    second = [again.cwd / "runs" / "second" / arm.relative_to(folder) for arm in arms]
-    assert [compiled_in(arm) for arm in second] == [True, True]
-    third = study("study.seeds=[1,2]")
-    assert (third.code, third.err) == (0, "")
-    assert [compiled_in(arm.with_name("seed=2")) for arm in arms] == [False, False], "not as the study began"
+    def found(name: str, told: int, *more: str) -> set[object]:
+        """What the arms of all seeds have recorded; `told`: how often compiling was."""
+        ran = study(f"name={name}", *more)
+        assert (ran.code, ran.err.count("\n"), ran.err.count("trainer.compile=auto: compiles")) == (0, told, told)
+        return {compiled_in(path.parent) for path in Path("runs", name).rglob("summary.json")}
+
+    set_threshold(1.0)
+    assert study("name=first", "study.dry_run=true").err.count("trainer.compile=auto: compiles") == 1
     set_threshold(1e30)
-    fourth = study("name=second", "study.seeds=[1,2]")
-    assert (fourth.code, fourth.err) == (0, "")
-    assert [compiled_in(arm.with_name("seed=2")) for arm in second] == [True, True]
+    assert found("first", 0) == {False}
+    metrics = [Summary.load(path.parent).metrics for path in Path("runs").rglob("summary.json")]
+    small, large = sorted(each["tokens"] * each["train_flops_per_token"] for each in metrics)
+    assert small < large
+    set_threshold((small + large) / 2)
+    assert found("second", 1) == {True}
+    assert found("first", 0, "study.seeds=[1,2]") == {False}, "not as the study began"
+    set_threshold(1e30)
+    assert found("second", 0, "study.seeds=[1,2]") == {True}
 
 
 # Real code
 
-CACHED = """
-import sys, torch
-from torch._dynamo.utils import counters
-from tests.composing import decoder
-from llama_lab.training.compiling import compile_in_place
-model = decoder("model.n_layers=3")
-compile_in_place(model)
-model(torch.randint(97, (2, 24))).sum().backward()
-print(counters["aot_autograd"]["autograd_cache_hit"], counters["aot_autograd"]["autograd_cache_miss"])
-"""
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_compiled_run_is_the_eager_one_and_resumes_to_the_same_bits(tiny: list[str], tmp_path: Path) -> None:
+    settings = [*tiny, *SHORT, "train.checkpoint_every=1"]
+    eager, compiled = (
+        trained(*settings, f"trainer.compile={setting}", f"runs_dir={tmp_path / setting}")
+        for setting in ("false", "true")
+    )
+    for loss in ("train/loss", "val/loss"):
+        assert logged(compiled, loss) == pytest.approx(logged(eager, loss), abs=1e-4)
+    overrides = [*settings, "trainer.compile=true", f"runs_dir={tmp_path / 'cut'}"]
+    stopped(AT_STEP_3, cut, *overrides)
+    assert identical(trained_state(trained(*overrides)), trained_state(compiled))
 
 
 @needs_compiler
 @pytest.mark.slow
-def test_the_next_process_finds_what_the_first_has_compiled(tmp_path: Path, run_train: RunTrain) -> None:
-    script = tmp_path / "once.py"
-    script.write_text(CACHED)
-    root = Path(__file__).parents[2]
-    cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(root)}
-    found = [run_train(script=script, fresh=True, **cache) for _ in range(2)]
-    assert [ran.out.split() for ran in found] == [["0", "1"], ["1", "0"]], found
-
-
-@needs_compiler
-@pytest.mark.slow
-def test_a_compiled_run_is_the_eager_one_and_resumes_to_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch, tiny: list[str], tmp_path: Path
-) -> None:
-    runs = {}
-    for name, setting in (("eager", "false"), ("compiled", "true")):
-        run = planned(*tiny, *SHORT, f"trainer.compile={setting}", f"runs_dir={tmp_path / name}")
-        assert train_run(run) == "done"
-        runs[name] = run.folder.path
-    losses = [[row[key] for row in rows(path) for key in row if key.endswith("loss")] for path in runs.values()]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
-    overrides = [*tiny, *SHORT, *COMPILES, f"runs_dir={tmp_path / 'cut'}", "train.checkpoint_every=1"]
-    cut = interrupted(monkeypatch, *overrides)
-    assert train_run(planned(*overrides)) == "done"
-    assert identical(trained_state(cut.folder.path), trained_state(runs["compiled"]))
-
-
-@needs_compiler
-@pytest.mark.slow
-def test_a_cache_that_was_cut_short_is_told_in_one_line_and_changes_no_number(
+def test_the_next_process_finds_what_the_first_has_compiled_and_a_cache_that_was_cut_short_changes_no_number(
     tmp_path: Path, run_train: RunTrain, tiny: list[str]
 ) -> None:
     cache = tmp_path / "inductor"
-    compiled = partial(
-        run_train, *tiny, "train.tokens=2560", "trainer.compile=true", TORCHINDUCTOR_CACHE_DIR=str(cache)
-    )
+    settings = ("train.tokens=1280", "trainer.compile=true", "model.n_layers=2", "norm=none", "ffn=relu")
+    compiled = partial(run_train, *tiny, *settings, TORCHINDUCTOR_CACHE_DIR=str(cache))
+
+    def written() -> dict[Path, int]:
+        return {file: file.stat().st_mtime_ns for file in cache.rglob("*") if file.is_file()}
+
     whole = compiled()
     assert whole.code == 0, whole.err
+    before = written()
+    assert any("aotautograd" in str(file) for file in before)
+    assert compiled().err == ""
+    assert written() == before
     for kind in (".so", ".py"):
         for file in cache.rglob(f"*{kind}"):
             os.truncate(file, file.stat().st_size // 2)

@@ -16,11 +16,10 @@ import llama_lab
 from llama_lab.evaluation.load import load_run
 from llama_lab.model import Decoder
 from llama_lab.runs.stored import Summary
-from llama_lab.training.command import train_run
 from llama_lab.training.module import LanguageModel
 from llama_lab.util.errors import ConfigError
 from tests.conftest import Command
-from tests.training.tiny import identical, nll_by_hand, pieces, planned, repeatable, rows, trained_state
+from tests.training.tiny import identical, nll_by_hand, pieces, repeatable, rows, trained, trained_state
 
 RUN = ["embedding=tied", "train.tokens=5120", "train.micro_batch_size=4", "train.evaluations=2", "train.log_every=5"]
 DECAY = 0.9
@@ -29,30 +28,21 @@ DECAY = 0.9
 @pytest.fixture(scope="module")
 def averaged(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of 20 steps of two micro-batches that keeps an average."""
-    run = planned(*tiny, *RUN, f"train.ema={DECAY}", f"runs_dir={tmp_path_factory.mktemp('averaged')}")
-    assert train_run(run) == "done"
-    return run.folder.path
+    return trained(*tiny, *RUN, f"train.ema={DECAY}", f"runs_dir={tmp_path_factory.mktemp('averaged')}")
 
 
 class Watched(LanguageModel):
-    """A model that notes its weights before the first optimizer step and after each."""
-
-    def training_step(self, *batch: Any) -> None:
-        self.seen = getattr(self, "seen", None) or [copied(self.model.state_dict())]
-        super().training_step(*batch)
-        self.seen.append(copied(self.model.state_dict()))
-
-
-class Counting(LanguageModel):
-    """A model with a buffer, which counts optimizer steps."""
+    """A model that notes its weights before the first optimizer step and after each, which a buffer of it counts."""
 
     def __init__(self, model: Decoder, **others: Any) -> None:
         model.norm.register_buffer("steps", torch.zeros(1))  # type: ignore[union-attr]
         super().__init__(model, **others)
 
     def training_step(self, *batch: Any) -> None:
+        self.seen = getattr(self, "seen", None) or [copied(self.model.state_dict())]
         self.model.get_buffer("norm.steps").add_(1)
         super().training_step(*batch)
+        self.seen.append(copied(self.model.state_dict()))
 
 
 def copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -68,6 +58,7 @@ def test_it_is_the_exponential_average_over_optimizer_steps_from_the_initial_wei
     assert len(later) == 20, "micro-batches were counted"
     for weights in later:
         expected = {name: DECAY * expected[name] + (1 - DECAY) * weights[name] for name in expected}
+    expected["norm.steps"] = torch.tensor([20.0]).double()  # which is as it was last
     ema = parts.module.ema
     assert ema is not None
     torch.testing.assert_close(copied(ema.state_dict()), expected, atol=1e-6, rtol=1e-5)
@@ -75,14 +66,6 @@ def test_it_is_the_exponential_average_over_optimizer_steps_from_the_initial_wei
     assert ema.embedding.head.weight is ema.embedding.tokens.weight
     assert parts.rows[-1]["val/ema_loss"] == pytest.approx(mean_by_hand(ema, parts.dataset), rel=1e-5)
     assert parts.rows[-1]["val/loss"] == pytest.approx(mean_by_hand(parts.module.model, parts.dataset), rel=1e-5)
-
-
-def test_what_a_component_counts_in_a_buffer_is_in_the_average_as_it_was_last(tiny: list[str], tmp_path: Path) -> None:
-    parts = pieces(*tiny, *RUN, f"train.ema={DECAY}", f"runs_dir={tmp_path}", kind=Counting)
-    assert parts.fit() == "done"
-    ema = parts.module.ema
-    assert ema is not None
-    assert int(ema.get_buffer("norm.steps")) == int(parts.module.model.get_buffer("norm.steps")) == 20
 
 
 def mean_by_hand(model: Any, dataset: Any) -> float:
@@ -93,18 +76,17 @@ def mean_by_hand(model: Any, dataset: Any) -> float:
 def test_the_run_is_the_one_without_an_average_but_for_the_loss_beside(
     averaged: Path, tiny: list[str], tmp_path: Path
 ) -> None:
-    plain = planned(*tiny, *RUN, f"runs_dir={tmp_path}")
-    assert train_run(plain) == "done"
+    plain = trained(*tiny, *RUN, f"runs_dir={tmp_path}")
     found = repeatable(averaged)
     beside = [row.pop("val/ema_loss", None) for row in found]
-    assert found == repeatable(plain.folder.path)
+    assert found == repeatable(plain)
     assert [loss is not None for loss in beside] == ["val/loss" in row for row in found]
-    assert identical(load_run(averaged).model.state_dict(), load_run(plain.folder.path).model.state_dict())
-    assert trained_state(plain.folder.path)["state_dict"].keys() < trained_state(averaged)["state_dict"].keys()
+    assert identical(load_run(averaged).model.state_dict(), load_run(plain).model.state_dict())
+    assert trained_state(plain)["state_dict"].keys() < trained_state(averaged)["state_dict"].keys()
     assert "val/ema_loss" in Summary.load(averaged).metrics
-    assert "val/ema_loss" not in Summary.load(plain.folder.path).metrics
+    assert "val/ema_loss" not in Summary.load(plain).metrics
     with pytest.raises(ConfigError, match=r"^weights=ema: .* kept no average of its weights; train with train\.ema="):
-        llama_lab.load(plain.folder.path, weights="ema")
+        llama_lab.load(plain, weights="ema")
 
 
 def test_an_evaluation_of_it_finds_its_loss_and_leaves_that_of_the_last_weights(
@@ -142,14 +124,11 @@ def test_unknown_weights_are_refused_in_one_line(averaged: Path, evaluating: Com
 def test_a_run_from_another_begins_at_its_last_weights_and_averages_from_there(
     averaged: Path, tiny: list[str], tmp_path: Path
 ) -> None:
-    run = planned(*tiny, *RUN, "train.ema=0.5", f"init_from='{averaged}'", f"runs_dir={tmp_path}")
-    assert train_run(run) == "done"
-    first = rows(run.folder.path)[0]
+    first = rows(trained(*tiny, *RUN, "train.ema=0.5", f"init_from='{averaged}'", f"runs_dir={tmp_path}"))[0]
     assert first["val/loss"] == first["val/ema_loss"] == rows(averaged)[-1]["val/loss"]
 
 
 def test_the_average_of_decay_0_is_the_last_weights(tiny: list[str], tmp_path: Path) -> None:
-    run = planned(*tiny, *RUN, "train.ema=0", f"runs_dir={tmp_path}")
-    assert train_run(run) == "done"
-    last, ema = (load_run(run.folder.path, weights=weights).model.state_dict() for weights in ("last", "ema"))
+    folder = trained(*tiny, *RUN, "train.ema=0", f"runs_dir={tmp_path}")
+    last, ema = (load_run(folder, weights=weights).model.state_dict() for weights in ("last", "ema"))
     assert identical(ema, last)

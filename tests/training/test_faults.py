@@ -1,12 +1,15 @@
 """What the machine does to a run is told in one line, tears no file, and the same command goes on when it is over."""
 
-import os
+import itertools
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -17,12 +20,11 @@ from llama_lab.runs.checkpoint import checkpoint_step
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status
 from llama_lab.training import recording
-from llama_lab.training.command import train_run
 from llama_lab.training.monitor import Monitor
 from llama_lab.util.errors import ConfigError
 from tests.conftest import Command
-from tests.training.test_resume import RUN, at, whole  # noqa: F401
-from tests.training.tiny import identical, planned, repeatable, rows, trained_state
+from tests.training.stopping import RUN, Moment, at, stop, stopped
+from tests.training.tiny import identical, repeatable, rows, steps_of, trained, trained_state
 
 
 class Disk:
@@ -62,50 +64,35 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-Arrange = Callable[[pytest.MonkeyPatch, Disk], None]
-
-
-def during_training(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
-    at(Monitor, "on_train_batch_end", 14)(monkeypatch, disk.fill)
-
-
-def before_the_first_row(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
-    at(Monitor, "on_train_start", 0)(monkeypatch, disk.fill)
-
-
-def after_training(monkeypatch: pytest.MonkeyPatch, disk: Disk) -> None:
+def while_sampling(act: Callable[[], object]) -> AbstractContextManager[object]:
+    """The moment after training, before the sample."""
     sample = recording.sample_text
 
-    def sample_text(*arguments: object) -> list[int]:
-        disk.fill()
-        return sample(*arguments)  # type: ignore[arg-type]
+    def sample_text(*arguments: Any) -> list[int]:
+        act()
+        return sample(*arguments)
 
-    monkeypatch.setattr(recording, "sample_text", sample_text)
+    return patch.object(recording, "sample_text", sample_text)
 
 
-FULL: dict[str, tuple[Arrange, list[str]]] = {
-    "a checkpoint": (during_training, []),
-    "the first row of metrics.csv": (before_the_first_row, []),
-    "some row of metrics.csv, in the middle": (during_training, ["train.log_every=1", "train.checkpoint_every=1000"]),
-    "an event of TensorBoard": (during_training, ["logger=tensorboard", "train.checkpoint_every=1000"]),
-    "the sample": (after_training, []),
+DURING_TRAINING = at(Monitor, "on_train_batch_end", 14)
+FULL: dict[str, tuple[Moment, list[str]]] = {
+    "a checkpoint": (DURING_TRAINING, []),
+    "the first row of metrics.csv": (at(Monitor, "on_train_start", 0), []),
+    "some row of metrics.csv, in the middle": (DURING_TRAINING, ["train.log_every=1", "train.checkpoint_every=1000"]),
+    "an event of TensorBoard": (DURING_TRAINING, ["logger=tensorboard", "train.checkpoint_every=1000"]),
+    "the sample": (while_sampling, []),
 }
 
 
 @pytest.mark.process
 @pytest.mark.parametrize("file", FULL)
 def test_a_full_disk_is_told_in_one_line_and_the_same_command_ends_as_if_nothing_had_been(
-    file: str,
-    command: Command,
-    disk: Disk,
-    tiny: list[str],
-    whole: Path,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    file: str, command: Command, disk: Disk, tiny: list[str], whole: Path
 ) -> None:
-    arrange, more = FULL[file]
+    moment, more = FULL[file]
     overrides = [*tiny, *RUN, *more, f"runs_dir={disk.path}"]
-    with monkeypatch.context() as patched:
-        arrange(patched, disk)
+    with moment(disk.fill):
         ran = command(*overrides)
     assert ran.code == 2
     (line,) = ran.err.splitlines()
@@ -123,23 +110,31 @@ def test_a_full_disk_is_told_in_one_line_and_the_same_command_ends_as_if_nothing
     assert identical(trained_state(folder.path), trained_state(whole))
     if not more:
         assert repeatable(folder.path) == repeatable(whole)
-    steps = [row["step"] for row in rows(folder.path) if "train/loss" in row]
+    steps = steps_of(folder.path, "train/loss")
     assert steps == sorted(set(steps))
 
 
 @pytest.mark.process
-def test_a_disk_that_is_full_for_the_tokens_is_told_and_leaves_nothing(
+def test_a_disk_that_is_full_or_cannot_be_written_for_the_tokens_is_told_and_leaves_nothing(
     command: Command, disk: Disk, tiny: list[str]
 ) -> None:
+    overrides = [*tiny, "train.tokens=2560", f"data.cache_dir={disk.path}/cache"]
+
+    def refused(problem: str) -> None:
+        ran = command(*overrides)
+        assert (ran.code, ran.err.count("\n")) == (2, 1)
+        assert ran.err.startswith(f"error: data.cache_dir={disk.path}/cache: {problem}"), ran.err
+
+    disk.remount("ro")
+    refused("")
+    disk.remount("rw")
     disk.fill()
-    overrides = [*tiny, "train.tokens=2560", f"data.cache_dir={disk.path}"]
-    ran = command(*overrides)
-    assert ran.code == 2
-    assert ran.err.startswith(f"error: data.cache_dir={disk.path}: No space left on device"), ran.err
-    assert ran.err.count("\n") == 1
-    assert not [file for file in disk.path.iterdir() if file.suffix not in (".lock", "")]
+    refused("No space left on device")
+    assert {file.suffix for file in disk.path.rglob("*")} <= {".lock", ""}
     disk.empty()
     assert command(*overrides).code == 0
+    disk.remount("ro")
+    assert command(*overrides, "seed=2").code == 0, "tokens that are there are read"
 
 
 @pytest.mark.process
@@ -147,21 +142,11 @@ def test_a_disk_that_cannot_be_written_is_told_and_a_sweep_goes_on(
     command: Command, disk: Disk, tiny: list[str], tmp_path: Path
 ) -> None:
     disk.remount("ro")
-    runs = [*tiny, "train.tokens=2560", f"runs_dir={disk.path}/runs"]
-    ran = command(*runs)
-    assert ran.code == 2
-    assert re.fullmatch(
-        rf"error: runs_dir={disk.path}/runs: Read-only file system: .*; make it writable, or choose another folder, "
-        r"and run the same command again\n",
-        ran.err,
-    )
     sweep = command("--multirun", *tiny, "train.tokens=2560", f"runs_dir={disk.path}/runs,{tmp_path}/runs")
     assert sweep.code == 2
     assert sweep.err.count("Read-only file system") == 2, "once when it happens, and once in the end"
     assert "Traceback" not in sweep.err
     assert sweep.run.is_relative_to(tmp_path / "runs")
-    disk.remount("rw")
-    assert command(*runs).code == 0
 
 
 @pytest.mark.process
@@ -176,26 +161,11 @@ def test_a_run_that_cannot_begin_on_a_disk_changes_nothing_of_what_is_there(
     disk.fill() if is_full else disk.remount("ro")
     for more in ("seed=2",) if is_full else ("seed=2", "overwrite=true"):  # which frees space
         ran = command(*overrides, more)
-        assert (ran.code, ran.err.count("\n")) == (2, 1)
-        assert ran.err.startswith(f"error: runs_dir={disk.path}/runs: {problem}"), ran.err
-        assert ran.err.endswith(" and run the same command again\n")
+        fix = "free some space" if is_full else "make it writable, or choose another folder"
+        told = rf"error: runs_dir={disk.path}/runs: {problem}.*; {fix}, and run the same command again\n"
+        assert (ran.code, bool(re.fullmatch(told, ran.err))) == (2, True), ran.err
     assert len(before) > 5
     assert before == {file: file.read_bytes() for file in before}
-
-
-@pytest.mark.process
-def test_tokens_on_a_disk_that_cannot_be_written_can_be_trained_on(
-    command: Command, disk: Disk, tiny: list[str]
-) -> None:
-    overrides = [*tiny, "train.tokens=2560", f"data.cache_dir={disk.path}/cache"]
-    disk.remount("ro")
-    ran = command(*overrides)
-    assert (ran.code, ran.err[:60]) == (2, f"error: data.cache_dir={disk.path}/cache: "[:60])
-    assert ran.err.count("\n") == 1
-    disk.remount("rw")
-    assert command(*overrides).code == 0
-    disk.remount("ro")
-    assert command(*overrides, "seed=2").code == 0
 
 
 def test_a_text_that_vanishes_while_it_is_read_is_named_and_its_return_mends_all(tmp_path: Path) -> None:
@@ -223,20 +193,17 @@ def test_a_text_that_vanishes_while_it_is_read_is_named_and_its_return_mends_all
 
 @pytest.mark.slow
 def test_a_run_whose_text_and_tokens_vanished_goes_on_when_the_text_is_back(
-    command: Command, tiny: list[str], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, tiny: list[str], corpus: Path, tmp_path: Path
 ) -> None:
     text, cache = tmp_path / "text.txt", tmp_path / "cache"
     shutil.copy(corpus, text)
     overrides = [*tiny, *RUN, "data.files=[text.txt]", f"data.cache_dir={cache}"]
-    with monkeypatch.context() as patched:
-        at(Monitor, "on_train_batch_end", 14)(patched, lambda: os.kill(os.getpid(), 15))
+    with DURING_TRAINING(stop):
         assert command(*overrides).code == 130
     text.unlink()
     gone = command(*overrides)
-    assert (gone.code, gone.err) == (
-        2,
-        f"error: data.files=[text.txt]: no such file; paths are relative to {tmp_path}\n",
-    )
+    told = f"error: data.files=[text.txt]: no such file; paths are relative to {tmp_path}\n"
+    assert (gone.code, gone.err) == (2, told)
     shutil.copy(corpus, text)
     shutil.rmtree(cache)
     again = command(*overrides)
@@ -247,38 +214,29 @@ def test_a_run_whose_text_and_tokens_vanished_goes_on_when_the_text_is_back(
 
 @pytest.mark.slow
 def test_a_clock_that_jumps_back_changes_nothing(
-    tiny: list[str],
-    whole: Path,  # noqa: F811
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    tiny: list[str], whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = time.time()
-    calls = iter(range(10**9))
+    now, calls = time.time(), itertools.count()
     monkeypatch.setattr(time, "time", lambda: now - 60 * next(calls))
-    run = planned(*tiny, *RUN, "logger=tensorboard", f"runs_dir={tmp_path}")
-    with monkeypatch.context() as patched:
-        at(Monitor, "on_train_batch_end", 14)(patched, lambda: os.kill(os.getpid(), 15))
-        assert train_run(run) == "interrupted"
-    assert train_run(planned(*tiny, *RUN, "logger=tensorboard", f"runs_dir={tmp_path}")) == "done"
-    assert repeatable(run.folder.path) == repeatable(whole)
-    seconds = [row["seconds"] for row in rows(run.folder.path)]
+    overrides = [*tiny, *RUN, "logger=tensorboard", f"runs_dir={tmp_path}"]
+    stopped(DURING_TRAINING, stop, *overrides)
+    folder = trained(*overrides)
+    assert repeatable(folder) == repeatable(whole)
+    seconds = [row["seconds"] for row in rows(folder)]
     assert seconds == sorted(seconds)
 
 
 @pytest.mark.parametrize("logger", ["none", "tensorboard"])
 @pytest.mark.slow
 def test_a_run_folder_that_is_moved_while_it_trains_is_named_and_goes_on_where_it_is_put_back(
-    logger: str, command: Command, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    logger: str, command: Command, tiny: list[str], tmp_path: Path
 ) -> None:
     folder, aside = tmp_path / "runs" / "n" / "a" / "seed=1", tmp_path / "aside"
     overrides = [*tiny, *RUN, f"logger={logger}", "name=n", "arm=a"]
-    with monkeypatch.context() as patched:
-        at(Monitor, "on_train_batch_end", 14)(patched, lambda: folder.rename(aside))
+    with DURING_TRAINING(lambda: folder.rename(aside)):
         ran = command(*overrides)
-    assert ran.code == 2
-    assert ran.err == (
-        "error: runs/n/a/seed=1: was moved or deleted while it trained; put it back, and run the same command again\n"
-    )
+    told = "was moved or deleted while it trained; put it back, and run the same command again"
+    assert (ran.code, ran.err) == (2, f"error: runs/n/a/seed=1: {told}\n")
     shutil.rmtree(folder, ignore_errors=True)
     aside.rename(folder)
     assert command(*overrides).code == 0

@@ -1,21 +1,18 @@
 """A run that is given more tokens ends as if it had always had them, where its schedule allows that; or says so."""
 
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from llama_lab.runs.checkpoint import before, checkpoint_step, stable
+from llama_lab.runs.checkpoint import checkpoint_step, stable
 from llama_lab.runs.folder import RunFolder
 from llama_lab.training.checkpointing import Checkpointing
-from llama_lab.training.command import train_run
 from llama_lab.training.monitor import Monitor
-from tests.training.test_resume import Power, at, cut
-from tests.training.tiny import identical, planned, repeatable, rows, trained_state
+from tests.training.stopping import at, cut, stop, stopped
+from tests.training.tiny import identical, planned, repeatable, rows, steps_of, trained, trained_state
 
 # 40 steps or 60, four of them warm-up; with schedule=wsd the last ten of 40, or 15 of 60, are decay.
 SHORT = ("train.tokens=10240", "schedule.warmup=0.1", "train.evaluations=4")
@@ -36,13 +33,9 @@ def extended(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def in_one_go(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Wholes:
     """The folders of runs that have the larger budget from the start, and as long a warm-up, by their schedule."""
-    folders = {}
-    for schedule in (CONSTANT, WSD):
-        runs_dir = tmp_path_factory.mktemp("whole")
-        run = planned(*tiny, *schedule, *LONG, f"schedule.warmup={4 / 60}", f"runs_dir={runs_dir}")
-        assert train_run(run) == "done"
-        folders[schedule] = run.folder.path
-    return folders
+    settings = [*tiny, *LONG, f"schedule.warmup={4 / 60}"]
+    runs_dirs = {schedule: tmp_path_factory.mktemp("whole") for schedule in (CONSTANT, WSD)}
+    return {schedule: trained(*settings, *schedule, f"runs_dir={place}") for schedule, place in runs_dirs.items()}
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +43,13 @@ def short(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Short:
     """The settings and the folder of a run in a folder of runs that has come to the end of the smaller budget."""
 
     @cache
-    def trained(schedule: tuple[str, ...]) -> Path:
+    def at_its_end(schedule: tuple[str, ...]) -> Path:
         runs_dir = tmp_path_factory.mktemp("short")
-        assert train_run(planned(*tiny, *schedule, *SHORT, f"runs_dir={runs_dir}")) == "done"
+        trained(*tiny, *schedule, *SHORT, f"runs_dir={runs_dir}")
         return runs_dir
 
     def copied(schedule: tuple[str, ...], runs_dir: Path) -> tuple[list[str], Path]:
-        shutil.copytree(trained(schedule), runs_dir, dirs_exist_ok=True)
+        shutil.copytree(at_its_end(schedule), runs_dir, dirs_exist_ok=True)
         return [*tiny, *schedule, *SHORT, f"runs_dir={runs_dir}"], runs_dir / "name" / "arm" / "seed=1"
 
     return copied
@@ -71,16 +64,15 @@ def test_a_longer_budget_ends_at_the_same_last_bit_as_if_it_had_been_the_first(
     overrides, folder = short(schedule, tmp_path)
     (folder / "wandb_id").write_text("abcd1234")
     other = "schedule.warmup=0.3"  # not 0.1
-    assert train_run(planned(*overrides, *extended(folder), other)) == "done"
+    trained(*overrides, *extended(folder), other)
     assert (folder / "wandb_id").exists() == (schedule is CONSTANT), "W&B keeps rows that are void"
     assert identical(trained_state(folder), trained_state(whole))
     assert repeatable(folder)[-2:] == repeatable(whole)[-2:], "the last step, and its evaluation"
     rates = [{row["step"]: row["optim/lr"] for row in rows(run) if "optim/lr" in row} for run in (folder, whole)]
     assert {step: rate for step, rate in rates[0].items() if step != 40} == rates[1], "40 was the last, and has a row"
-    steps = [row["step"] for row in rows(folder)]
+    steps = steps_of(folder, "step")
     assert steps == sorted(steps)
-    evaluated = [row["step"] for row in rows(folder) if "val/loss" in row]
-    assert evaluated == [10, 20, 30, *([40] if schedule is CONSTANT else [36]), 48, 60]
+    assert steps_of(folder, "val/loss") == [10, 20, 30, *([40] if schedule is CONSTANT else [36]), 48, 60]
     assert capsys.readouterr().err == f"{other}: comes too late, the run keeps its warm-up of 4 steps\n"
     settings = [(run / "resolved.yaml").read_text().split("schedule:")[1].split("\n")[3] for run in (folder, whole)]
     assert settings[0] == settings[1], "another warm-up than that of the run which it equals"
@@ -88,75 +80,48 @@ def test_a_longer_budget_ends_at_the_same_last_bit_as_if_it_had_been_the_first(
 
 @pytest.mark.parametrize("step", [34, 50])
 def test_a_longer_budget_that_is_killed_goes_on_with_the_same_command(
-    step: int, short: Short, in_one_go: Wholes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: int, short: Short, in_one_go: Wholes, tmp_path: Path
 ) -> None:
-    whole = in_one_go[WSD]
     overrides, folder = short(WSD, tmp_path)
     more = [*overrides, *extended(folder)]
-    with monkeypatch.context() as patched:
-        at(Monitor, "on_train_batch_end", step)(patched, cut)
-        with pytest.raises(Power):
-            train_run(planned(*more))
-    RunFolder(folder).write_status("running")
-    assert train_run(planned(*more)) == "done"
-    assert identical(trained_state(folder), trained_state(whole))
+    stopped(at(Monitor, "on_train_batch_end", step), cut, *more)
+    assert identical(trained_state(trained(*more)), trained_state(in_one_go[WSD]))
 
 
 def test_a_run_with_a_decay_keeps_the_checkpoint_before_it_and_a_kill_there_loses_nothing(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: list[str], tmp_path: Path
 ) -> None:
     overrides = [*tiny, *WSD, *SHORT, f"runs_dir={tmp_path}"]
-    run = planned(*overrides)
-    last = run.folder.checkpoint
-    with monkeypatch.context() as patched:
-        at(Checkpointing, "on_validation_end", 30)(patched, cut)
-        with pytest.raises(Power):
-            train_run(run)
+    last = stopped(at(Checkpointing, "on_validation_end", 30), cut, *overrides).folder.checkpoint
     assert (checkpoint_step(last), checkpoint_step(stable(last))) == (28, 30)
-    run.folder.write_status("running")
-    assert train_run(planned(*overrides)) == "done"
+    trained(*overrides)
     assert (checkpoint_step(last), checkpoint_step(stable(last))) == (40, 30)
     assert sorted(file.name for file in last.parent.iterdir()) == ["last.ckpt", "stable.ckpt"]
-    assert not before(stable(last)).exists()
 
 
 def test_a_run_that_is_given_more_in_its_stable_phase_goes_on_where_it_is(
-    tiny: list[str],
-    in_one_go: Wholes,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny: list[str], in_one_go: Wholes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = in_one_go[WSD]
     overrides = [*tiny, *WSD, *SHORT, f"runs_dir={tmp_path}"]
-    run = planned(*overrides)
-    with monkeypatch.context() as patched:
-        at(Monitor, "on_train_batch_end", 23)(patched, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        assert train_run(run) == "interrupted"
+    folder = stopped(at(Monitor, "on_train_batch_end", 23), stop, *overrides).folder
     capsys.readouterr()
-    again = planned(*overrides, *extended(run.folder.path))
-    assert checkpoint_step(again.folder.checkpoint_for(again.cfg)) == 23
-    assert train_run(again) == "done"
-    assert identical(trained_state(run.folder.path), trained_state(whole))
+    more = [*overrides, *extended(folder.path)]
+    assert checkpoint_step(folder.checkpoint_for(planned(*more).cfg)) == 23
+    trained(*more)
+    assert identical(trained_state(folder.path), trained_state(in_one_go[WSD]))
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])
 @pytest.mark.slow
 def test_a_schedule_that_has_seen_the_end_says_that_the_rate_rises_again(
     schedule: str, short: Short, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    overrides, folder = short((*RUN, f"schedule={schedule}"), tmp_path)
-    assert train_run(planned(*overrides, *extended(folder))) == "done"
+    """As wsd has, whose checkpoint before the decay is gone."""
+    overrides, folder = short(WSD if schedule == "wsd" else (*RUN, f"schedule={schedule}"), tmp_path)
+    stable(RunFolder(folder).checkpoint).unlink(missing_ok=schedule != "wsd")
+    trained(*overrides, *extended(folder))
     told = capsys.readouterr().err
     assert told.startswith("train.tokens=15360: the learning rate of the first 40 steps was that of a smaller budget")
+    assert "rises again" in told
     assert told.count("\n") == 1
-
-
-def test_a_wsd_run_without_the_checkpoint_before_its_decay_says_that_the_rate_rises_again(
-    short: Short, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    overrides, folder = short(WSD, tmp_path)
-    stable(RunFolder(folder).checkpoint).unlink()
-    assert train_run(planned(*overrides, *extended(folder))) == "done"
-    assert "rises again" in capsys.readouterr().err

@@ -4,7 +4,6 @@ import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,11 +13,9 @@ from torch.optim import SGD
 
 from llama_lab.data.windows import ValWindows
 from llama_lab.model import Decoder
-from llama_lab.runs.folder import RunFolder
-from llama_lab.training.command import train_run
 from llama_lab.training.module import LanguageModel
 from tests.composing import decoder
-from tests.training.tiny import Pieces, nll_by_hand, pieces, planned, rows
+from tests.training.tiny import Pieces, logged, nll_by_hand, pieces, trained, trained_state
 
 STEP = 8 * 32  # tokens
 
@@ -83,8 +80,8 @@ def test_the_validation_set_is_read_as_often_as_asked_and_last_at_the_end(settin
 
 def test_a_validation_that_counts_right_answers_runs_the_model_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = decoder("size=pico", vocab_size=9), []
-    transform = Decoder.transform
-    monkeypatch.setattr(Decoder, "transform", lambda self, *rest: read.append(rest) or transform(self, *rest))
+    run_blocks = Decoder.run_blocks
+    monkeypatch.setattr(Decoder, "run_blocks", lambda self, *rest: read.append(rest) or run_blocks(self, *rest))
     module = LanguageModel(model, sgd(1.0), lambda step, steps: 1.0, steps=1, bytes_per_token=1, with_accuracy=True)
     tokens = torch.arange(8)[None]
     with torch.no_grad():
@@ -180,12 +177,10 @@ PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.float32, "bf16-true"
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_every_precision_trains_on_a_cpu(precision: str, settings: list[str]) -> None:
-    run = planned(*settings, "trainer=cpu", f"trainer.precision={precision}", f"train.tokens={24 * STEP}")
-    assert train_run(run) == "done"
-    losses = [row["val/loss"] for row in rows(run.folder.path) if "val/loss" in row]
-    assert losses[-1] < losses[0] - 0.2
-    checkpoint: dict[str, Any] = torch.load(RunFolder(run.folder.path).checkpoint, weights_only=True)
-    assert {weight.dtype for weight in checkpoint["state_dict"].values()} == {PRECISIONS[precision]}
+    folder = trained(*settings, "trainer=cpu", f"trainer.precision={precision}", f"train.tokens={24 * STEP}")
+    first, *_, last = logged(folder, "val/loss")
+    assert last < first - 0.2
+    assert {weight.dtype for weight in trained_state(folder)["state_dict"].values()} == {PRECISIONS[precision]}
 
 
 def test_bf16_mixed_computes_in_another_precision_than_float32(settings: list[str]) -> None:

@@ -8,11 +8,10 @@ import torch
 
 from llama_lab.devices.performance import Stopwatch
 from llama_lab.runs.stored import Summary
-from llama_lab.training.command import train_run
 from llama_lab.training.monitor import SLOW_STEPS
 from llama_lab.training.profile import STEPS, TABLE, TRACE
 from tests.conftest import Command, RunTrain
-from tests.training.tiny import identical, pieces, planned, repeatable, rows, trained_state
+from tests.training.tiny import LOOPBACK, identical, pieces, repeatable, steps_of, trained, trained_state
 
 RUN = ["train.tokens=5120", "train.evaluations=1", "train.log_every=1", "trainer.profile=true"]
 
@@ -26,9 +25,7 @@ def steps_in(trace: Path) -> list[int]:
 @pytest.fixture(scope="module")
 def profiled(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run of 20 steps with a profile."""
-    run = planned(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('profiled')}")
-    assert train_run(run) == "done"
-    return run.folder.path
+    return trained(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('profiled')}")
 
 
 def test_the_trace_shows_five_steps_after_the_slow_ones(profiled: Path) -> None:
@@ -41,17 +38,13 @@ def test_the_table_names_the_operators_that_take_longest(profiled: Path) -> None
     assert any(line.split()[0] in ("aten::mm", "aten::addmm") for line in lines if line.strip())
 
 
-def test_profiled_steps_count_in_no_speed(profiled: Path) -> None:
-    with_speed = [row["step"] for row in rows(profiled) if "perf/tokens_per_second" in row]
+def test_a_profile_changes_no_weight_and_counts_in_no_speed(profiled: Path, tiny: list[str], tmp_path: Path) -> None:
+    plain = trained(*tiny, *RUN[:-1], f"runs_dir={tmp_path}")
+    assert not (plain / TRACE).exists()
+    assert identical(trained_state(profiled), trained_state(plain))
+    assert repeatable(profiled) == repeatable(plain)
+    with_speed = steps_of(profiled, "perf/tokens_per_second")
     assert with_speed == [*range(SLOW_STEPS + STEPS + 1, 21)], "the first interval begins with the step after them"
-
-
-def test_a_profile_changes_no_weight(profiled: Path, tiny: list[str], tmp_path: Path) -> None:
-    run = planned(*tiny, *RUN[:-1], f"runs_dir={tmp_path}")
-    assert train_run(run) == "done"
-    assert not (run.folder.path / TRACE).exists()
-    assert identical(trained_state(profiled), trained_state(run.folder.path))
-    assert repeatable(profiled) == repeatable(run.folder.path)
 
 
 def test_writing_it_takes_no_time_of_the_run(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,24 +62,15 @@ def test_writing_it_takes_no_time_of_the_run(tiny: list[str], tmp_path: Path, mo
     assert run.rows[-1]["seconds"] == 0.0
 
 
-def test_a_run_that_ends_earlier_shows_the_steps_until_then(tiny: list[str], tmp_path: Path) -> None:
-    run = planned(*tiny, *RUN, "train.tokens=1536", f"runs_dir={tmp_path}")
-    assert train_run(run) == "done"
-    assert steps_in(run.folder.path / TRACE) == [4, 5, 6]
-
-
-@pytest.mark.slow
-def test_its_path_is_told_at_the_end(tiny: list[str], command: Command) -> None:
-    ran = command(*tiny, *RUN)
+def test_a_run_that_ends_earlier_shows_the_steps_until_then_and_one_without_a_step_to_profile_says_so(
+    tiny: list[str], command: Command
+) -> None:
+    ran = command(*tiny, *RUN, "train.tokens=1536", "name=some")
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out.splitlines()[-1].startswith("the profile is in runs/llama/")
-    assert (ran.run / TRACE).exists()
-    assert "perf/tokens_per_second" in Summary.load(ran.run).metrics
-
-
-def test_a_run_without_a_step_to_profile_says_so(tiny: list[str], command: Command) -> None:
-    ran = command(*tiny, *RUN, "train.tokens=768")
-    assert ran.out.splitlines()[-1] == "no profile: the run had no more than 3 steps left"
+    assert ran.out.splitlines()[-1].startswith("the profile is in runs/some/")
+    assert steps_in(ran.run / TRACE) == [4, 5, 6]
+    none = command(*tiny, *RUN, "train.tokens=768", "name=none")
+    assert none.out.splitlines()[-1] == "no profile: the run had no more than 3 steps left"
 
 
 def test_what_is_measured_is_not_profiled(command: Command) -> None:
@@ -107,7 +91,8 @@ def test_a_study_of_profiled_runs_measures_their_speeds_without(tiny: list[str],
 @pytest.mark.slow
 def test_of_several_devices_the_first_writes_one(tiny: list[str], run_train: RunTrain) -> None:
     several = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
-    ran = run_train(*tiny, *RUN, *several, GLOO_SOCKET_IFNAME="lo", MASTER_ADDR="127.0.0.1")
+    ran = run_train(*tiny, *RUN, *several, **LOOPBACK)
     assert (ran.code, ran.err) == (0, "")
     assert steps_in(ran.run / TRACE) == [4, 5, 6, 7, 8]
     assert ran.out.count("the profile is in") == 1
+    assert "perf/tokens_per_second" in Summary.load(ran.run).metrics

@@ -1,117 +1,29 @@
 """A run that was stopped, however and wherever, goes on with the same command to the same last bit."""
 
-import os
 import shlex
 import shutil
 import signal
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from unittest.mock import patch
 
-import lightning as L
 import pytest
 
-from llama_lab.runs import checkpoint
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status, Summary
 from llama_lab.training.checkpointing import Checkpointing
 from llama_lab.training.command import train_run
 from llama_lab.training.monitor import Monitor
 from tests.conftest import Command, last_of_each
-from tests.training.tiny import identical, planned, repeatable, rows, trained_state
-
-# 40 steps of two micro-batches; evaluations after steps 10, 20, 30, 40; checkpoints after 4, 8 ... 40.
-RUN = [
-    "train.tokens=10240",
-    "train.micro_batch_size=4",
-    "train.log_every=3",
-    "train.evaluations=4",
-    "train.checkpoint_every=4",
-    "model.dropout=0.1",
-    "train.ema=0.9",
-]
+from tests.training import stopping
+from tests.training.stopping import RUN, Moment, at, cut, ends_as_the_whole_run, stop, stopped
+from tests.training.tiny import planned, repeatable, rows, steps_of, trained, trained_state
 
 
-class Power(BaseException):
-    """A power cut, as far as one can be had inside a process: nothing that would handle an error knows it."""
-
-
-def stop(number: signal.Signals) -> None:
-    """Ask this process to stop, as Ctrl-C or a cluster does."""
-    os.kill(os.getpid(), number)
-
-
-def cut() -> None:
-    raise Power
-
-
-Moment = Callable[[pytest.MonkeyPatch, Callable[[], None]], None]
-
-
-def at(owner: type, hook: str, step: int, before: bool = False) -> Moment:
-    """The moment after (or before) a callback's hook ran at a step."""
-
-    def arrange(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
-        ran = getattr(owner, hook)
-
-        def run(self: Any, trainer: Any, *rest: Any) -> None:
-            due = trainer.global_step == step
-            if due and before:
-                act()
-            ran(self, trainer, *rest)
-            if due and not before:
-                act()
-
-        monkeypatch.setattr(owner, hook, run)
-
-    return arrange
-
-
-def while_writing_the_checkpoint(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
-    """The moment when half of a second checkpoint is written."""
-    save, saved = L.Trainer.save_checkpoint, []
-
-    def save_checkpoint(trainer: L.Trainer, path: Path) -> None:
-        saved.append(path)
-        if len(saved) == 2:
-            path.write_bytes(b"half")
-            act()
-        save(trainer, path)
-
-    monkeypatch.setattr(L.Trainer, "save_checkpoint", save_checkpoint)
-
-
-def while_replacing_the_checkpoint(move: int) -> Moment:
-    """The moment before a move of files: the first puts the first checkpoint in its place, two more the second."""
-
-    def arrange(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
-        replaced = []
-
-        def replace(*paths: Any) -> None:
-            replaced.append(paths)
-            if len(replaced) == move:
-                act()
-            os.rename(*paths)
-
-        monkeypatch.setattr(checkpoint.os, "replace", replace)
-
-    return arrange
-
-
-@pytest.fixture(scope="module")
-def whole(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the run that nobody stops."""
-    run = planned(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('whole')}")
-    assert train_run(run) == "done"
-    return run.folder.path
-
-
-def ends_as_the_whole_run(whole: Path, *overrides: str) -> bool:
-    """Give the same command again; is everything what it would have been?"""
-    run = planned(*overrides)
-    assert train_run(run) == "done"
-    assert repeatable(run.folder.path) == repeatable(whole)
-    return identical(trained_state(run.folder.path), trained_state(whole))
+@pytest.fixture
+def overrides(tiny: list[str], tmp_path: Path) -> list[str]:
+    """The command of a run that is stopped."""
+    return [*tiny, *RUN, f"runs_dir={tmp_path}"]
 
 
 STOPS: dict[str, Moment] = {
@@ -133,12 +45,9 @@ STOPS: dict[str, Moment] = {
     ],
 )
 def test_a_run_asked_to_stop_goes_on_as_if_it_had_not_been(
-    moment: str, number: signal.Signals, whole: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, number: signal.Signals, whole: Path, overrides: list[str]
 ) -> None:
-    overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
-    with monkeypatch.context() as patched:
-        STOPS[moment](patched, lambda: stop(number))
-        assert train_run(planned(*overrides)) == "interrupted"
+    stopped(STOPS[moment], partial(stop, number), *overrides)
     assert ends_as_the_whole_run(whole, *overrides)
 
 
@@ -148,37 +57,27 @@ CUTS: dict[str, Moment] = {
     "during an evaluation": at(Monitor, "on_validation_start", 20),
     "between an evaluation and its checkpoint": at(Monitor, "on_validation_end", 20),
     "after an evaluation and its checkpoint": at(Checkpointing, "on_validation_end", 20),
-    "while the checkpoint is written": while_writing_the_checkpoint,
-    "before the first checkpoint is moved": while_replacing_the_checkpoint(2),
-    "after the first checkpoint is moved": while_replacing_the_checkpoint(3),
+    "while the checkpoint is written": stopping.while_writing_the_checkpoint,
+    "before the first checkpoint is moved": stopping.while_replacing_the_checkpoint(2),
+    "after the first checkpoint is moved": stopping.while_replacing_the_checkpoint(3),
     "after the last step": at(Monitor, "on_validation_end", 40),
 }
 
 
 @pytest.mark.parametrize("moment", CUTS)
 def test_a_run_that_dies_goes_on_from_its_last_checkpoint_to_the_same_end(
-    moment: str, whole: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    moment: str, whole: Path, overrides: list[str]
 ) -> None:
-    overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
-    run = planned(*overrides)
-    with monkeypatch.context() as patched:
-        CUTS[moment](patched, cut)
-        with pytest.raises(Power):
-            train_run(run)
-    run.folder.write_status("running")  # as a real power cut leaves it
+    run = stopped(CUTS[moment], cut, *overrides)
     if run.folder.metrics.exists():
         with run.folder.metrics.open("a") as file:
             file.write("38,97")  # and a row half written
     assert ends_as_the_whole_run(whole, *overrides)
 
 
-def test_a_run_that_a_search_prunes_saves_and_goes_on_to_the_same_end(
-    whole: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
+def test_a_run_that_a_search_prunes_saves_and_goes_on_to_the_same_end(whole: Path, overrides: list[str]) -> None:
     run = planned(*overrides)
-    with monkeypatch.context() as patched:
-        at(Monitor, "on_train_batch_end", 14)(patched, run.folder.prune_request.touch)
+    with at(Monitor, "on_train_batch_end", 14)(run.folder.prune_request.touch):
         assert train_run(run) == "pruned"
     assert run.folder.status == Status("pruned", "stopped by the search at step 14 of 40")
     assert run.folder.final_loss is None
@@ -186,20 +85,15 @@ def test_a_run_that_a_search_prunes_saves_and_goes_on_to_the_same_end(
     assert ends_as_the_whole_run(whole, *overrides)
 
 
-def test_a_run_evaluates_once_at_each_of_its_evaluations_whatever_stops_it(whole: Path) -> None:
-    assert [row["step"] for row in rows(whole) if "val/loss" in row] == [10, 20, 30, 40]
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_command_says_how_to_go_on_and_exits_with_130(
-    number: signal.Signals, command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+    number: signal.Signals, command: Command, tiny: list[str]
 ) -> None:
-    at(Monitor, "on_train_batch_end", 14)(monkeypatch, lambda: stop(number))
     overrides = [*tiny, *RUN, "train.prompt='a b'"]
-    ran = command(*overrides)
+    with at(Monitor, "on_train_batch_end", 14)(partial(stop, number)):
+        ran = command(*overrides)
     assert ran.code == 130
-    status = RunFolder(ran.run).status
-    assert status == Status("interrupted", "stopped by the user at step 14 of 40")
+    assert RunFolder(ran.run).status == Status("interrupted", "stopped by the user at step 14 of 40")
     assert trained_state(ran.run)["global_step"] == 14
     assert ran.err.splitlines()[-2:] == [
         "stopped; go on with the same command:",
@@ -207,29 +101,21 @@ def test_a_stopped_command_says_how_to_go_on_and_exits_with_130(
     ]
 
 
-def test_a_second_sigterm_does_not_cut_off_the_checkpoint_of_the_first(
-    whole: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def twice() -> None:
-        stop(signal.SIGTERM)
-        stop(signal.SIGTERM)
+def twice(number: signal.Signals) -> None:
+    stop(number)
+    stop(number)
 
-    overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
-    with monkeypatch.context() as patched:
-        at(Monitor, "on_train_batch_end", 14)(patched, twice)
-        assert train_run(planned(*overrides)) == "interrupted"
+
+def test_a_second_sigterm_does_not_cut_off_the_checkpoint_of_the_first(whole: Path, overrides: list[str]) -> None:
+    stopped(at(Monitor, "on_train_batch_end", 14), partial(twice, signal.SIGTERM), *overrides)
     assert ends_as_the_whole_run(whole, *overrides)
 
 
 def test_a_second_ctrl_c_stops_at_once_and_the_run_goes_on_from_the_last_checkpoint(
-    command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+    command: Command, tiny: list[str]
 ) -> None:
-    def impatiently() -> None:
-        stop(signal.SIGINT)
-        stop(signal.SIGINT)
-
-    at(Monitor, "on_train_batch_end", 14)(monkeypatch, impatiently)
-    ran = command(*tiny, *RUN)
+    with at(Monitor, "on_train_batch_end", 14)(partial(twice, signal.SIGINT)):
+        ran = command(*tiny, *RUN)
     assert ran.code == 130
     status = RunFolder(ran.run).status
     assert status is not None
@@ -241,17 +127,16 @@ def test_a_second_ctrl_c_stops_at_once_and_the_run_goes_on_from_the_last_checkpo
 
 @pytest.mark.slow
 def test_ctrl_c_in_the_evaluation_after_the_last_step_loses_nothing_but_that_evaluation(
-    command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+    command: Command, tiny: list[str]
 ) -> None:
     overrides = [*tiny, *RUN, "train.evaluations=3"]  # after steps 14, 28, and at the end, which is no multiple
-    with monkeypatch.context() as patched:
-        at(Monitor, "on_validation_start", 40)(patched, lambda: stop(signal.SIGINT))
-        stopped = command(*overrides)
-    assert stopped.code == 130
-    assert trained_state(stopped.run)["global_step"] == 40
+    with at(Monitor, "on_validation_start", 40)(partial(stop, signal.SIGINT)):
+        interrupted = command(*overrides)
+    assert interrupted.code == 130
+    assert trained_state(interrupted.run)["global_step"] == 40
     again = command(*overrides)
     assert (again.code, again.err) == (0, "")
-    assert [row["step"] for row in rows(again.run) if "val/loss" in row] == [14, 28, 40]
+    assert steps_of(again.run, "val/loss") == [14, 28, 40]
 
 
 @pytest.mark.slow
@@ -293,31 +178,25 @@ def test_a_finished_run_trains_further_with_resume_and_more_tokens(
     whole: Path, tiny: list[str], tmp_path: Path
 ) -> None:
     folder = shutil.copytree(whole, tmp_path / "name" / "arm" / "seed=1")
-    short = repeatable(folder)
-    run = planned(*tiny, *RUN, f"runs_dir={tmp_path}", f"resume='{folder}'", "train.tokens=15360", arm="another")
-    assert train_run(run) == "done"
-    further = repeatable(run.folder.path)
+    more = (f"runs_dir={tmp_path}", f"resume='{folder}'", "train.tokens=15360")
+    assert trained(*tiny, *RUN, *more, arm="another") == folder
+    short, further = repeatable(whole), repeatable(folder)
     assert further[: len(short)] == short, "what was logged is history"
     assert [row["step"] for row in further] == sorted(row["step"] for row in further)
-    assert trained_state(run.folder.path)["global_step"] == 60
-    peak = run.cfg.optim.lr
+    assert steps_of(folder, "val/loss")[:4] == [10, 20, 30, 40]
+    assert trained_state(folder)["global_step"] == 60
+    peak = planned(*tiny).cfg.optim.lr
     assert short[-2]["optim/lr"] < 0.15 * peak < further[len(short)]["optim/lr"], "the schedule is not the new budget's"
 
 
 def test_a_run_that_fails_after_its_last_step_ends_with_the_same_rows_and_its_time(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: list[str], tmp_path: Path
 ) -> None:
     overrides = (*tiny, "train.tokens=5120", f"runs_dir={tmp_path}")
-
-    def failing(*_: object) -> None:
-        raise RuntimeError("killed while it sampled")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("llama_lab.training.recording.sample_text", failing)
-        with pytest.raises(RuntimeError, match="while it sampled"):
-            train_run(planned(*overrides))
+    failing = patch("llama_lab.training.recording.sample_text", side_effect=RuntimeError("killed while it sampled"))
     run = planned(*overrides)
+    with failing, pytest.raises(RuntimeError, match="while it sampled"):
+        train_run(run)
     before = rows(run.folder.path)
-    assert train_run(run) == "done"
-    assert rows(run.folder.path) == before
+    assert rows(trained(*overrides)) == before
     assert Summary.load(run.folder.path).metrics["seconds"] == before[-1]["seconds"] > 0

@@ -10,11 +10,10 @@ import pytest
 import torch
 
 from llama_lab.data.open import open_dataset
-from llama_lab.devices.hardware import Hardware, choose_accelerator, choose_precision
+from llama_lab.devices.hardware import Hardware
 from llama_lab.devices.performance import M_MMAP_MAX, libc, peak_memory_bytes, reset_peak_memory
 from llama_lab.model import Decoder
 from llama_lab.training.recording import sample_text, token_to_position_ratio
-from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, decoder
 from tests.training.tiny import pieces, planned
 
@@ -22,35 +21,12 @@ M_MMAP_THRESHOLD = -3  # of mallopt(3)
 
 
 @pytest.mark.parametrize(("tokens", "steps"), [(256, 1), (511, 1), (512, 2), ("2e4", 78)])
-def test_a_budget_buys_whole_steps_and_is_never_exceeded(tokens: object, steps: int, tiny: list[str]) -> None:
-    run = planned(*tiny, f"train.tokens={tokens}")
-    assert (run.steps, run.tokens_per_step) == (steps, 256)
-
-
-def test_a_plan_writes_nothing(tiny: list[str], tmp_path: Path) -> None:
-    planned(*tiny, f"runs_dir={tmp_path / 'runs'}")
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("wanted", ["bf16-mixed", "bf16-true"])
-def test_a_device_without_bf16_trains_in_float32_and_refuses_bf16(wanted: str) -> None:
-    assert choose_precision("auto", "gpu", has_bf16=False) == "32-true"
-    assert choose_precision("auto", "gpu", has_bf16=True) == "bf16-mixed"
-    assert choose_precision("auto", "cpu", has_bf16=True) == "32-true"
-    with pytest.raises(ConfigError, match=rf"^trainer\.precision={wanted}: this gpu .*; choose auto or 32-true$"):
-        choose_precision(wanted, "gpu", has_bf16=False)
-
-
-def test_the_best_accelerator_of_the_machine_is_taken_and_a_missing_one_refused(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_budget_buys_whole_steps_and_is_never_exceeded(
+    tokens: object, steps: int, tiny: list[str], tmp_path: Path
 ) -> None:
-    for cuda, mps, best in ((True, False, "gpu"), (False, True, "mps"), (False, False, "cpu")):
-        monkeypatch.setattr("torch.cuda.is_available", lambda cuda=cuda: cuda)
-        monkeypatch.setattr("torch.backends.mps.is_available", lambda mps=mps: mps)
-        assert choose_accelerator("auto") == best
-        assert choose_accelerator("cpu") == "cpu"
-    with pytest.raises(ConfigError, match=r"^trainer\.accelerator=gpu: not on this machine; choose auto or cpu$"):
-        choose_accelerator("gpu")
+    run = planned(*tiny, f"train.tokens={tokens}", f"runs_dir={tmp_path / 'runs'}")
+    assert (run.steps, run.tokens_per_step) == (steps, 256)
+    assert list(tmp_path.iterdir()) == [], "a plan writes nothing"
 
 
 def test_a_sample_begins_with_the_prompt_repeats_and_ends_with_the_context(tiny: list[str]) -> None:

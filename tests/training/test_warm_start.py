@@ -1,9 +1,7 @@
 """A run starts from the weights of another, says what it took, and then needs the other no more."""
 
 import json
-import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +21,12 @@ from llama_lab.training.monitor import Monitor
 from llama_lab.training.warm_start import hash_of, init_hash, load_source, start_from
 from llama_lab.util.errors import ConfigError, FinishedRunError
 from tests.conftest import Command, RunTrain, last_of_each
-from tests.training.test_resume import at
-from tests.training.tiny import identical, planned, rows, trained_state
+from tests.training.stopping import at, stop, stopped
+from tests.training.tiny import identical, logged, planned, rows, steps_of, trained, trained_state
 
+AT_STEP_7 = at(Monitor, "on_train_batch_end", 7)
 TOKENS = torch.arange(32)[None]
 SHORT = ("train.tokens=5120", "train.evaluations=2", "train.log_every=5")  # 20 steps
-
-
-def trained(*overrides: str) -> Path:
-    """The folder of a whole run inside this process."""
-    run = planned(*last_of_each(overrides))
-    assert train_run(run) == "done"
-    return run.folder.path
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +56,9 @@ def test_a_run_begins_where_its_source_ended_and_trains_on(settings: list[str], 
     assert (begin["step"], begin["tokens"]) == (0, 0)
     assert begin["val/loss"] == rows(source)[-1]["val/loss"]
     assert end["val/loss"] < begin["val/loss"]
-    assert [row["step"] for row in rows(folder) if "val/loss" in row] == [0, 10, 20]
+    assert (steps_of(folder, "val/loss"), steps_of(source, "val/loss")) == ([0, 10, 20], [10, 20])
+    assert not (source / WarmStart.FILE).exists()
+    assert Environment.load(source).init_hash == ""
 
 
 def test_a_source_is_hashed_once_by_a_process_until_its_files_change(
@@ -79,12 +73,6 @@ def test_a_source_is_hashed_once_by_a_process_until_its_files_change(
     assert len(hashed) == 2
     assert {*before} != {*after}
     assert len({*before, *after}) == 2
-
-
-def test_without_a_source_nothing_is_evaluated_before_the_first_step(source: Path) -> None:
-    assert rows(source)[0]["step"] == 1
-    assert not (source / WarmStart.FILE).exists()
-    assert Environment.load(source).init_hash == ""
 
 
 def test_the_record_and_the_terminal_say_name_by_name_what_was_taken_made_anew_and_left(
@@ -120,14 +108,10 @@ def test_the_record_and_the_terminal_say_name_by_name_what_was_taken_made_anew_a
 
 SCALINGS = {
     "rope": [],
-    "rope_linear": ["model.position.scaling.factor=4.0"],
-    "rope_ntk": ["model.position.scaling.factor=4.0"],
-    "rope_yarn": ["model.position.scaling.factor=4.0", "model.position.scaling.original_max_seq_len=32"],
-    "rope_llama3": [
-        "model.position.theta=10000.0",
-        "model.position.scaling.factor=4.0",
-        "model.position.scaling.original_max_seq_len=32",
-    ],
+    "rope_linear": ["scaling.factor=4.0"],
+    "rope_ntk": ["scaling.factor=4.0"],
+    "rope_yarn": ["scaling.factor=4.0", "scaling.original_max_seq_len=32"],
+    "rope_llama3": ["theta=10000.0", "scaling.factor=4.0", "scaling.original_max_seq_len=32"],
 }
 
 
@@ -135,7 +119,8 @@ SCALINGS = {
 def test_every_scaling_of_rotary_positions_takes_all_weights_to_a_longer_context(
     position: str, settings: list[str], source: Path
 ) -> None:
-    run = planned(*last_of_each([*settings, f"position={position}", "model.max_seq_len=128", *SCALINGS[position]]))
+    scaling = [f"model.position.{setting}" for setting in SCALINGS[position]]
+    run = planned(*settings, f"position={position}", "model.max_seq_len=128", *scaling)
     dataset, loaded = open_dataset(run.cfg), load_source(run.cfg)
     model = build_model(run.cfg, dataset.index.vocab_size).eval()
     start = start_from(loaded, run.cfg, model, dataset)
@@ -150,45 +135,36 @@ def test_every_scaling_of_rotary_positions_takes_all_weights_to_a_longer_context
 @pytest.mark.parametrize("position", ["rope_yarn", "rope_llama3"])
 def test_a_scaling_from_another_context_than_the_source_s_is_refused(position: str, settings: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"^model\.position\.scaling\.original_max_seq_len=(128|8192): .* set .*=32$"):
-        train_run(planned(*settings, f"position={position}", "model.max_seq_len=128"))
+        trained(*settings, f"position={position}", "model.max_seq_len=128")
 
 
 @pytest.mark.parametrize("gone", ["source", "checkpoints"])
 @pytest.mark.slow
 def test_a_run_that_goes_on_needs_its_source_no_more(
-    gone: str, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gone: str, settings: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = trained(*settings, f"runs_dir={tmp_path / 'whole'}")
-    run = planned(*settings)
-    with monkeypatch.context() as patched:
-        at(Monitor, "on_train_batch_end", 7)(patched, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        assert train_run(run) == "interrupted"
+    whole = trained(*last_of_each([*settings, f"runs_dir={tmp_path / 'whole'}"]))
+    stopped(AT_STEP_7, stop, *settings)
     (checkpoints,) = (tmp_path / "source").rglob("checkpoints")
     shutil.rmtree(checkpoints if gone == "checkpoints" else tmp_path / "source")
     capsys.readouterr()
-    assert trained(*settings) == run.folder.path
-    assert identical(trained_state(run.folder.path), trained_state(whole))
-    assert [row["step"] for row in rows(run.folder.path)] == [row["step"] for row in rows(whole)]
-    assert Environment.load(run.folder.path).init_hash == Environment.load(whole).init_hash
+    folder = trained(*settings)
+    assert identical(trained_state(folder), trained_state(whole))
+    assert steps_of(folder, "step") == steps_of(whole, "step")
+    assert Environment.load(folder).init_hash == Environment.load(whole).init_hash
     assert "of the parameters" not in capsys.readouterr().out, "it took nothing now"
     with pytest.raises(ConfigError, match=r"is no folder; name a run|has no checkpoint"):
-        train_run(planned(*settings, "seed=2"))
+        trained(*settings, "seed=2")
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_a_source_that_has_changed_since_is_noticed(
-    ended: bool, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patched:
-        if not ended:
-            at(Monitor, "on_train_batch_end", 7)(patched, lambda: os.kill(os.getpid(), signal.SIGTERM))
-        assert train_run(planned(*settings)) == ("done" if ended else "interrupted")
+def test_a_source_that_has_changed_since_is_noticed(ended: bool, settings: list[str], tmp_path: Path) -> None:
+    trained(*settings) if ended else stopped(AT_STEP_7, stop, *settings)
     change_weights(tmp_path / "source", 0.5)
-    with pytest.raises(
-        ConfigError, match=r"^init_from=.*: holds other weights now .* or start over with overwrite=true"
-    ):
+    told = r"^init_from=.*: holds other weights now .* or start over with overwrite=true"
+    with pytest.raises(ConfigError, match=told):
         planned(*settings)
-    assert train_run(planned(*settings, "overwrite=true")) == "done"
+    trained(*settings, "overwrite=true")
 
 
 def test_another_source_is_another_run(settings: list[str], tmp_path: Path) -> None:
@@ -200,29 +176,23 @@ def test_another_source_is_another_run(settings: list[str], tmp_path: Path) -> N
     assert OmegaConf.load(folder / "resolved.yaml").init_from == str(tmp_path / "source")
 
 
-REFUSED: dict[str, tuple[list[str], str]] = {
-    "no folder": (["init_from=nowhere"], "init_from=nowhere: is no folder; name a run, or a folder with config.json"),
-    "nothing alike": (["model.dim=16"], "none of its weights has a name and shape of this model; name a more"),
-    "more heads": (["init_kv_heads=first"], "init_kv_heads=first: this model has not fewer key and value heads than"),
-    "a word": (["init_kv_heads=last"], "init_kv_heads=last: unknown; choose mean | first | random, or null for mean"),
-    "no source": (["init_from=null", "init_kv_heads=mean"], "init_kv_heads=mean: pools the heads of trained weights;"),
-    "tokenizer": (
-        ["tokenizer=char"],
-        "so that its embeddings are of other tokens; train with its own, tokenizer=hf tokenizer",
-    ),
-    "trust": (["init_from=null", "trust=[lab]"], "trust=['lab']: is for configs that are stored; leave it out, or"),
+REFUSED = {
+    "init_from=nowhere": "init_from=nowhere: is no folder; name a run, or a folder with config.json",
+    "model.dim=16": "none of its weights has a name and shape of this model; name a more",
+    "init_kv_heads=first": "init_kv_heads=first: this model has not fewer key and value heads than",
+    "init_from=null init_kv_heads=mean": "init_kv_heads=mean: pools the heads of trained weights;",
+    "tokenizer=char": "so that its embeddings are of other tokens; train with its own, tokenizer=hf tokenizer",
+    "init_from=null trust=[lab]": "trust=['lab']: is for configs that are stored; leave it out, or",
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("overrides", REFUSED)
 def test_what_cannot_be_a_start_is_refused_in_one_line_before_a_folder_is_made(
-    case: str, tiny: list[str], source: Path, command: Command
+    overrides: str, tiny: list[str], source: Path, command: Command
 ) -> None:
-    overrides, message = REFUSED[case]
-    ran = command(*tiny, f"init_from={source}", *overrides)
-    assert ran.code == 2
-    assert message in ran.err
-    assert ran.err.count("\n") == 1
+    ran = command(*tiny, f"init_from={source}", *overrides.split())
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert REFUSED[overrides] in ran.err
     assert not (ran.cwd / "runs").exists()
 
 
@@ -230,7 +200,7 @@ def test_what_cannot_be_a_start_is_refused_in_one_line_before_a_folder_is_made(
 def test_weights_that_are_not_finite_are_refused_by_name(value: float, settings: list[str], tmp_path: Path) -> None:
     change_weights(tmp_path / "source", value)
     with pytest.raises(ConfigError, match=r"^init_from=.*: its norm\.weight is not finite"):
-        train_run(planned(*settings))
+        trained(*settings)
 
 
 @pytest.mark.slow
@@ -254,12 +224,9 @@ def test_a_stranger_s_config_runs_no_code(
 
 @pytest.mark.slow
 def test_each_seed_of_a_sweep_may_start_from_its_own_source(tiny: list[str], command: Command) -> None:
-    base = (*tiny, *SHORT, "arm=base", "name=source")
-    assert command(*base, "--multirun", "seed=1,2").code == 0
-    assert (
-        command(*tiny, *SHORT, "name=on", "arm=on", "init_from=runs/source/base/seed=${seed}", "-m", "seed=1,2").code
-        == 0
-    )
+    sweep = ("--multirun", *tiny, *SHORT, "seed=1,2")
+    assert command(*sweep, "arm=base", "name=source").code == 0
+    assert command(*sweep, "arm=on", "name=on", "init_from=runs/source/base/seed=${seed}").code == 0
     for seed in (1, 2):
         folder, source = (Path(f"runs/{name}/seed={seed}") for name in ("on/on", "source/base"))
         assert WarmStart.load(folder).source == str(source.absolute())
@@ -270,18 +237,17 @@ def test_each_seed_of_a_sweep_may_start_from_its_own_source(tiny: list[str], com
 def test_shards_start_from_the_same_weights_as_one_device(
     settings: list[str], tmp_path: Path, run_train: RunTrain
 ) -> None:
-    alone = trained(*settings, "attention=mqa", f"runs_dir={tmp_path / 'alone'}")
+    alone = trained(*last_of_each([*settings, "attention=mqa", f"runs_dir={tmp_path / 'alone'}"]))
     sharded = run_train(*settings, "attention=mqa", "trainer=fsdp", "trainer.devices=2", "trainer.accelerator=cpu")
     assert sharded.code == 0, sharded.err
     (folder,) = (path.parent for path in (tmp_path / "runs").rglob("summary.json"))
-    for ours, theirs in zip(rows(folder), rows(alone), strict=True):
-        for metric in ("train/loss", "val/loss"):
-            assert ours.get(metric) == pytest.approx(theirs.get(metric), abs=1e-4)
+    for metric in ("train/loss", "val/loss"):
+        assert logged(folder, metric) == pytest.approx(logged(alone, metric), abs=1e-4)
 
 
 def test_an_exported_model_is_the_same_source_as_its_run(settings: list[str], source: Path, tmp_path: Path) -> None:
     export_model(source, tmp_path / "exported")
-    folder = trained(*settings, f"init_from='{tmp_path / 'exported'}'", "seed=2", "data.seed=1")
+    folder = trained(*last_of_each([*settings, f"init_from='{tmp_path / 'exported'}'"]), "seed=2", "data.seed=1")
     assert rows(folder)[0]["val/loss"] == pytest.approx(rows(source)[-1]["val/loss"], abs=1e-6)
     start = WarmStart.load(folder)
     assert (start.share, start.anew, start.left) == (1.0, [], [])
@@ -295,10 +261,9 @@ def test_other_data_is_read_with_the_tokenizer_of_the_source(tiny: list[str], tm
     other.write_text("".join(f"class C{i}:\n    y = {i * 7 % 97} + 2  # b{i % 5}\n\n" for i in range(3000)))
     start = [f"data.files=['{other}']", f"init_from='{source}'", f"runs_dir={tmp_path / 'on'}"]
     with pytest.raises(ConfigError, match=r"another tokenizer .* tokenizer=hf tokenizer\.path=") as error:
-        trained(*short, *start)
+        trained(*last_of_each([*short, *start]))
     option, path = str(error.value).split()[-2:]
-    folder = trained(
-        *[o for o in short if not o.startswith("tokenizer")], *start, option, path.replace("=/", "='/") + "'"
-    )
+    others = [o for o in short if not o.startswith("tokenizer")]
+    folder = trained(*last_of_each([*others, *start, option, path.replace("=/", "='/") + "'"]))
     assert Environment.load(folder).tokenizer_hash == Environment.load(source).tokenizer_hash
     assert Environment.load(folder).data_hash != Environment.load(source).data_hash

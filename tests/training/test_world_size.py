@@ -1,12 +1,10 @@
 """One device, several, several nodes, sharded: the same global batch, the same curve, each validation window once."""
 
-import shutil
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +16,12 @@ from llama_lab.data.windows import ValWindows
 from llama_lab.runs.checkpoint import model_weights
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
-from llama_lab.training.command import train_run
 from tests.composing import decoder
-from tests.conftest import TRAIN, Ran, RunTrain, last_of_each
+from tests.conftest import TRAIN, Command, RunTrain, last_of_each
 from tests.data.test_data_module import on_device
 from tests.preloaded import PreloadedPython
-from tests.training.tiny import nll_by_hand, pieces, planned, repeatable, rows
+from tests.processes import at_work_in, listening
+from tests.training.tiny import LOOPBACK, logged, nll_by_hand, pieces, repeatable, rows, trained
 
 STEPS = 62
 RUN = [
@@ -34,15 +32,12 @@ RUN = [
     "train.evaluations=3",  # after steps 21, 42 and 62
     "train.ema=0.9",
 ]
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
 
 
 @pytest.fixture(scope="module")
 def one(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the run on one device."""
-    run = planned(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('one')}")
-    assert train_run(run) == "done"
-    return run.folder.path
+    return trained(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('one')}")
 
 
 def assert_same_curve(ran: Path, one: Path) -> None:
@@ -84,26 +79,46 @@ def test_what_devices_read_makes_the_gradient_and_the_validation_loss_of_one(
     assert loss == pytest.approx(loss_of_one, rel=1e-6)
 
 
-def torchrun(
-    python: PreloadedPython, cwd: Path, environment: Mapping[str, str], nodes: int, per_node: int, overrides: list[str]
-) -> Ran:
-    """A run that torchrun starts in so many processes on each of the nodes that this machine plays."""
-    layout = [f"--nnodes={nodes}", f"--nproc-per-node={per_node}", f"--master-port={free_port()}"]
-    command = [python.executable, "-m", "torch.distributed.run", "--master-addr=127.0.0.1", *layout]
+WORLDS = {
+    "2 devices": (0, 2, ["trainer=ddp", "trainer.devices=2"]),
+    "2 shards": (0, 2, ["trainer=fsdp", "trainer.devices=2"]),
+    "2 nodes of torchrun with 2 devices each": (2, 2, ["trainer=cpu"]),
+    "4 shards of torchrun": (1, 4, ["trainer=fsdp"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", WORLDS)
+def test_any_number_of_devices_gives_the_curve_of_one(
+    world: str, one: Path, tiny: list[str], preloaded: PreloadedPython, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """What torchrun has started is used without being told. Without it, nobody listens but on loopback."""
+    nodes, devices, settings = WORLDS[world]
+    commands = [[str(TRAIN), *last_of_each([*tiny, *RUN, *settings, "trainer.accelerator=cpu"])]]
+    if nodes:
+        layout = [f"--nnodes={nodes}", f"--nproc-per-node={devices}", f"--master-port={free_port()}"]
+        torchrun = ["-m", "torch.distributed.run", "--master-addr=127.0.0.1", *layout]
+        commands = [[*torchrun, f"--node-rank={node}", *commands[0]] for node in range(nodes)]
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    variables = {**environment, **(LOOPBACK if nodes else {})}
     started = [
-        subprocess.Popen(
-            [*command, f"--node-rank={node}", str(TRAIN), *last_of_each(overrides)],
-            cwd=cwd,
-            env={**environment, **LOOPBACK},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for node in range(nodes)
+        subprocess.Popen([preloaded.executable, *command], cwd=tmp_path, env=variables, text=True, **pipes)
+        for command in commands
     ]
-    out, err = zip(*(process.communicate() for process in started), strict=True)
-    return Ran(max(process.returncode for process in started), "".join(out), "".join(err), cwd)
+    addresses: set[str] = set()
+    while any(process.poll() is None for process in started):
+        addresses |= listening(at_work_in(tmp_path))
+        time.sleep(0.3)
+    out, err = map("".join, zip(*(process.communicate() for process in started), strict=True))
+    assert {process.returncode for process in started} == {0}, err
+    assert out.count("│ parameters") == 1, "each rank prints"
+    (status,) = tmp_path.rglob("status.json")
+    assert_same_curve(status.parent, one)
+    speeds = Summary.load(status.parent).metrics
+    all_of_one = speeds["perf/tokens_per_second_per_device"] * devices * max(nodes, 1)
+    assert speeds["perf/tokens_per_second"] == pytest.approx(all_of_one)
+    if not nodes:
+        assert (err, addresses) == ("", {"127.0.0.1"})
 
 
 def free_port() -> int:
@@ -112,87 +127,21 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-WORLDS = {
-    "2 devices": ["trainer=ddp", "trainer.devices=2"],
-    "4 devices": ["trainer=ddp", "trainer.devices=4"],
-    "4 shards": ["trainer=fsdp", "trainer.devices=4"],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", WORLDS)
-def test_any_number_of_devices_gives_the_curve_of_one(
-    world: str,
-    one: Path,
-    tiny: list[str],
-    run_train: RunTrain,
-    preloaded: PreloadedPython,
-    environment: dict[str, str],
-    tmp_path: Path,
-) -> None:
-    overrides = [*tiny, *RUN, *WORLDS[world], "trainer.accelerator=cpu"]
-    if world == "2 devices":
-        ran = run_train(*overrides, **LOOPBACK)
-    else:  # more than the cores that a machine may have, which only torchrun starts
-        ran = torchrun(preloaded, tmp_path, environment, 1, 4, overrides)
-    assert (ran.code, ran.err) == (0, "")
-    assert ran.out.count("│ parameters") == 1, "each rank prints"
-    assert_same_curve(ran.run, one)
-    summary = Summary.load(ran.run).metrics
-    devices = int(world[0])
-    assert summary["perf/tokens_per_second"] == pytest.approx(devices * summary["perf/tokens_per_second_per_device"])
-
-
 @pytest.mark.slow
 def test_muon_on_shards_is_muon_on_one_device(tiny: list[str], run_train: RunTrain, tmp_path: Path) -> None:
     """Each update needs a whole matrix."""
-    overrides = [*tiny, "optim=muon", "train.tokens=6000", "train.log_every=1"]
-    alone = planned(*overrides, f"runs_dir={tmp_path}")
-    assert train_run(alone) == "done"
+    overrides = [*tiny, "optim=muon", "train.tokens=2560", "train.log_every=1"]
+    alone = trained(*overrides, f"runs_dir={tmp_path}")
     ran = run_train(*overrides, "trainer=fsdp", "trainer.devices=2", "trainer.accelerator=cpu", **LOOPBACK)
     assert (ran.code, ran.err) == (0, "")
-    losses = [
-        [row["train/loss"] for row in repeatable(path) if "train/loss" in row] for path in (ran.run, alone.folder.path)
-    ]
-    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
+    assert logged(ran.run, "train/loss") == pytest.approx(logged(alone, "train/loss"), abs=1e-4)
 
 
-@pytest.mark.slow
-def test_an_optimizer_that_cannot_hold_shards_is_refused_before_training(tiny: list[str], run_train: RunTrain) -> None:
-    ran = run_train(
-        *tiny, "optim=adafactor", "trainer=fsdp", "trainer.devices=2", "trainer.accelerator=cpu", **LOOPBACK
-    )
-    assert ran.code == 2
-    assert "error: optim=adafactor: PyTorch's cannot hold sharded parameters; choose trainer=ddp" in ran.err
+def test_an_optimizer_that_cannot_hold_shards_is_refused_before_training(tiny: list[str], command: Command) -> None:
+    ran = command(*tiny, "optim=adafactor", "trainer=fsdp", "trainer.accelerator=cpu")
+    told = "error: optim=adafactor: PyTorch's cannot hold sharded parameters; choose trainer=ddp"
+    assert (ran.code, told in ran.err) == (2, True), ran.err
     assert "step" not in ran.out
-
-
-def listening(session: int) -> set[str]:
-    """The addresses on which the processes of a session listen, as `ss` finds them."""
-    pids = subprocess.run(["ps", "-o", "pid=", "-s", str(session)], capture_output=True, text=True).stdout.split()
-    found = subprocess.run(["ss", "-Hltnp"], capture_output=True, text=True, check=True).stdout.splitlines()
-    return {line.split()[3] for line in found if any(f"pid={pid}," in line for pid in pids)}
-
-
-@pytest.mark.slow
-@pytest.mark.process
-@pytest.mark.skipif(shutil.which("ss") is None, reason="ss is not installed")
-@pytest.mark.parametrize("trainer", ["ddp", "fsdp"])
-def test_the_processes_of_one_machine_listen_on_loopback_alone(
-    trainer: str, tiny: list[str], environment: dict[str, str], tmp_path: Path
-) -> None:
-    command = [sys.executable, str(TRAIN), *tiny, f"trainer={trainer}", "trainer.devices=2", "trainer.accelerator=cpu"]
-    with (tmp_path / "out").open("w") as out:
-        process = subprocess.Popen(
-            command, cwd=tmp_path, env=environment, stdout=out, stderr=out, start_new_session=True
-        )
-    addresses: set[str] = set()
-    while process.poll() is None:
-        addresses |= listening(process.pid)
-        time.sleep(0.05)
-    assert process.returncode == 0, (tmp_path / "out").read_text()
-    assert addresses, "nothing was seen to listen, and this test shows nothing"
-    assert all(address.startswith("127.0.0.1:") for address in addresses), addresses
 
 
 @pytest.mark.slow
@@ -205,22 +154,3 @@ def test_the_validation_windows_divide_by_no_number_of_devices_and_each_is_read_
     paid = nll_by_hand(model, dataset.val.tolist())
     assert len(paid) == len(dataset.val) - 1
     assert rows(one)[-1]["val/loss"] == pytest.approx(sum(paid) / len(paid), abs=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("nodes", "per_node", "trainer"), [(1, 2, "fsdp"), (2, 1, "cpu")])
-def test_what_torchrun_has_started_is_used_without_being_told(
-    nodes: int,
-    per_node: int,
-    trainer: str,
-    one: Path,
-    tiny: list[str],
-    preloaded: PreloadedPython,
-    environment: dict[str, str],
-    tmp_path: Path,
-) -> None:
-    overrides = [*tiny, *RUN, f"trainer={trainer}", "trainer.accelerator=cpu"]
-    ran = torchrun(preloaded, tmp_path, environment, nodes, per_node, overrides)
-    assert ran.code == 0, ran.err
-    assert ran.out.count("│ parameters") == 1, "each rank prints"
-    assert_same_curve(ran.run, one)

@@ -1,10 +1,12 @@
 """Runs of a tiny model inside the test's process, whole or in pieces."""
 
 import csv
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +21,7 @@ from llama_lab.model import Decoder, measure_cost
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import RunMetadata
 from llama_lab.training.callbacks import build_callbacks
+from llama_lab.training.command import train_run
 from llama_lab.training.loggers import open_loggers
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import Monitor
@@ -29,6 +32,7 @@ from llama_lab.training.warm_start import check_start
 from llama_lab.util.display import Display, quiet_libraries
 from tests.composing import compose_config
 
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
 PLACES = ("runs_dir=", "init_from=", "resume=")
 
 
@@ -40,6 +44,14 @@ def planned(*overrides: str, arm: str = "arm") -> Run:
     run = new_run(cfg, "name", arm, list(overrides), {"norm": "rmsnorm"})
     check_start(run)
     return run
+
+
+def trained(*overrides: str, arm: str = "arm") -> Path:
+    """The folder of the whole run that `python train.py *overrides` would train."""
+    run = planned(*overrides, arm=arm)
+    with patch.dict(os.environ, LOOPBACK):  # Lightning leaves a rank in it
+        assert train_run(run) == "done"
+    return run.folder.path
 
 
 @dataclass
@@ -99,6 +111,16 @@ def rows(folder: Path) -> list[dict[str, float]]:
     """The rows of a run's metrics.csv, read without our own reader; empty cells are left out."""
     with (folder / "metrics.csv").open(newline="") as file:
         return [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+
+
+def logged(folder: Path, metric: str) -> list[float]:
+    """The values of a metric in a run's metrics.csv."""
+    return [row[metric] for row in rows(folder) if metric in row]
+
+
+def steps_of(folder: Path, metric: str) -> list[float]:
+    """The steps of the rows of a run's metrics.csv that have a metric."""
+    return [row["step"] for row in rows(folder) if metric in row]
 
 
 def repeatable(folder: Path) -> list[dict[str, float]]:

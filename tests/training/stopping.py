@@ -1,0 +1,112 @@
+"""Runs that stop or die at some moment, and go on with the same command."""
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import lightning as L
+import pytest
+
+from llama_lab.runs import checkpoint
+from llama_lab.training.command import train_run
+from llama_lab.training.run import Run
+from tests.training.tiny import identical, planned, repeatable, trained, trained_state
+
+# 40 steps of two micro-batches; evaluations after steps 10, 20, 30, 40; checkpoints after 4, 8 ... 40.
+RUN = [
+    "train.tokens=10240",
+    "train.micro_batch_size=4",
+    "train.log_every=3",
+    "train.evaluations=4",
+    "train.checkpoint_every=4",
+    "model.dropout=0.1",
+    "train.ema=0.9",
+]
+
+Moment = Callable[[Callable[[], object]], AbstractContextManager[object]]
+"""`with moment(act):` has `act` happen at the moment."""
+
+
+class Power(BaseException):
+    """A power cut, as far as one can be had inside a process: nothing that would handle an error knows it."""
+
+
+def cut() -> None:
+    raise Power
+
+
+def stop(number: signal.Signals = signal.SIGTERM) -> None:
+    """Ask this process to stop, as a cluster or Ctrl-C does."""
+    os.kill(os.getpid(), number)
+
+
+def at(owner: type, hook: str, step: int) -> Moment:
+    """The moment after a callback's hook ran at a step."""
+
+    def arrange(act: Callable[[], object]) -> AbstractContextManager[object]:
+        ran = getattr(owner, hook)
+
+        def run(self: Any, trainer: Any, *rest: Any) -> None:
+            due = trainer.global_step == step
+            ran(self, trainer, *rest)
+            if due:
+                act()
+
+        return patch.object(owner, hook, run)
+
+    return arrange
+
+
+def while_writing_the_checkpoint(act: Callable[[], object]) -> AbstractContextManager[object]:
+    """The moment when half of a second checkpoint is written."""
+    save, saved = L.Trainer.save_checkpoint, []
+
+    def save_checkpoint(trainer: L.Trainer, path: Path) -> None:
+        saved.append(path)
+        if len(saved) == 2:
+            path.write_bytes(b"half")
+            act()
+        save(trainer, path)
+
+    return patch.object(L.Trainer, "save_checkpoint", save_checkpoint)
+
+
+def while_replacing_the_checkpoint(move: int) -> Moment:
+    """The moment before a move of files: the first puts the first checkpoint in its place, two more the second."""
+
+    def arrange(act: Callable[[], object]) -> AbstractContextManager[object]:
+        replaced = []
+
+        def replace(*paths: Any) -> None:
+            replaced.append(paths)
+            if len(replaced) == move:
+                act()
+            os.rename(*paths)
+
+        return patch.object(checkpoint.os, "replace", replace)
+
+    return arrange
+
+
+def stopped(moment: Moment, act: Callable[[], object], *overrides: str) -> Run:
+    """A run that is stopped by `act` at a moment, or dies of it if it is `cut`."""
+    run = planned(*overrides)
+    with moment(act):
+        if act is not cut:
+            assert train_run(run) == "interrupted"
+            return run
+        with pytest.raises(Power):
+            train_run(run)
+    run.folder.write_status("running")  # as a real power cut leaves it
+    return run
+
+
+def ends_as_the_whole_run(whole: Path, *overrides: str) -> bool:
+    """Give the same command again; is everything what it would have been?"""
+    folder = trained(*overrides)
+    assert repeatable(folder) == repeatable(whole)
+    return identical(trained_state(folder), trained_state(whole))

@@ -28,8 +28,8 @@ from llama_lab.launching.process import first_rank_first, follow_launcher
 from llama_lab.training.prepare import (
     check_complete,
     check_devices,
+    check_effects,
     check_job,
-    check_pattern,
     check_single,
     requested_run,
 )
@@ -255,7 +255,7 @@ def prepared(cfg: DictConfig, choices: Choices) -> "Run":
         check_devices(cfg, str(choices["hydra/launcher"]))
     run = requested_run(cfg, choices, list(job.overrides.task))
     if not is_launched():
-        check_pattern(cfg, run.overrides)
+        check_effects([cfg], run.overrides)
     return run
 
 
@@ -317,7 +317,7 @@ def draw_model(cfg: DictConfig, choices: Choices) -> None:
     """Draw the model, beside that of the same command with the overrides of `draw_against` if there are any."""
     check_job(cfg, choices)
     overrides, against = list(HydraConfig.get().overrides.task), None
-    check_pattern(cfg, overrides)
+    check_effects([cfg], overrides)
     from llama_lab.drawing.command import draw  # after the checks: torch takes seconds to import
 
     def name(overrides: list[str], choices: Choices) -> str:
@@ -341,7 +341,7 @@ def estimate_run(cfg: DictConfig, choices: Choices) -> None:
     """Print an estimate of a run's memory and time, and train nothing."""
     small, _, _ = shallower(cfg)  # else what is listed by layers would be long
     check_job(small, choices)
-    check_pattern(small, HydraConfig.get().overrides.task)
+    check_effects([small], HydraConfig.get().overrides.task)
     from llama_lab.estimate.estimate import estimate_training  # after the checks: torch takes seconds to import
     from llama_lab.estimate.table import print_estimate
     from llama_lab.util.display import quiet_libraries

@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 
 from llama_lab.cli import COMMANDS, compare_command, convert_command, eval_command, main, train_command
 from llama_lab.config.components import CONF_DIR, build_model
-from llama_lab.config.messages import USER_ERRORS, one_line
+from llama_lab.config.messages import USER_ERRORS, nearest, one_line
 from llama_lab.data.open import open_dataset
 from llama_lab.training.prepare import requested_run
 from tests.composing import compose_config, decoder, options
@@ -498,6 +498,7 @@ VALUES = {f"{key}=abc": f"{key}=abc: " for key in NUMBERS.split()} | {
     "trainer.num_nodes=0": "trainer.num_nodes=0: ",
     "trainer.accelerator=tpu": "trainer.accelerator=tpu: not on this machine.*choose auto or",
     "trainer.strategy=abc": "trainer.strategy=abc: .*ddp",
+    "model.attention.qk_norm=true": "model.attention.qk_norm=True: must be head .*or projection .*or null",
     "model.n_heads=5": "model.n_heads=5: does not divide model.dim=32.*choose a divisor",
     "model.head_dim=7": "model.position.fraction=1.0: turns 7 of head_dim=7.*must be even",
     "attention=mqa model.n_kv_heads=4": "model.n_kv_heads=4: attention=mqa has one.*choose",
@@ -536,6 +537,10 @@ BAD: dict[str, tuple[str, str, str]] = {
         "model.position.theta=5e5: no such key here, it belongs to position=rope | sinusoidal; choose",
         "",
     ),
+    "name elsewhere": ("model.context_length=64", "model.context_length=64: no such key (did you mean model.max_", ""),
+    "section elsewhere": ("wandb.project=a", "wandb.project=a: no such key (did you mean logger.project?); ", "--help"),
+    "file as data": ("data=my/a.txt", "data=my/a.txt: no such option; ", "data=text data.files=[my/a.txt]\n"),
+    "bias": ("bias=false", "bias=false: changes nothing, since every part has that already; ", "bias=null"),
     "component": ("model.ffn.activation=gelu", "model.ffn.activation=gelu: is not a single setting; ", "ffn=gelu\n"),
     "last part": ("model.rope_theta=3", "model.rope_theta=3: no such key", "did you mean model.position.theta?"),
     "option's name": ("model.tied=true", "model.tied=true: no such key", "did you mean embedding=tied?"),
@@ -602,6 +607,16 @@ def choices(*overrides: str) -> dict[str, str | None]:
     """The option of every group."""
     with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         return dict(compose("config", list(overrides), return_hydra_config=True).hydra.runtime.choices)
+
+
+def test_what_other_programs_call_a_key_leads_to_ours() -> None:
+    for ours, names in {
+        "train.micro_batch_size": ("train.grad_accum", "gradient_accumulation_steps"),
+        "model.hidden_dim": ("model.ffn.hidden_dim", "ffn.hidden_size", "intermediate_size"),
+        "model.dim": ("hidden_size", "model.d_model"),
+        "bias": ("model.bias",),
+    }.items():
+        assert {nearest(name, ()) for name in names} == {ours}
 
 
 HEADER = "# @package _global_\n"

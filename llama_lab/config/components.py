@@ -72,6 +72,12 @@ def unless(setting: object, otherwise: Any) -> Any:
     return otherwise if setting is None else None
 
 
+def bias(own: bool, *, _root_: DictConfig) -> bool:
+    """Whether there is a bias: what the config's key `bias` says, or an option's own choice where that is null."""
+    everywhere: bool | None = _root_.get("bias")
+    return own if everywhere is None else everywhere
+
+
 def every(n: int, n_layers: int) -> str:
     """Every n-th layer, as a slice; of a model with fewer layers, the last one."""
     period = min(n, n_layers)
@@ -86,6 +92,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.deepnorm_scale": deepnorm_scale,
     "lab.power": lambda base, exponent: base**exponent,
     "lab.unless": unless,
+    "lab.bias": bias,
     "lab.parts": lambda *args: get_method("llama_lab.data.mix.mixture_parts")(*args),  # of a room that builds on this
     "lab.layers": different_layers,
     "lab.every": every,

@@ -27,6 +27,17 @@ RENAMED = {
     "plan_mfu": "estimate_mfu",
     "logger.wandb_project": "logger.project",
 }  # keys of earlier versions
+# What other programs call a key of ours: whole names, or their last parts.
+ELSEWHERE = {
+    "train.micro_batch_size": "grad_accum gradient_accumulation gradient_accumulation_steps accumulate_grad_batches",
+    "train.tokens": "epochs max_epochs max_steps max_iters num_train_epochs",
+    "optim.lr": "learning_rate",
+    "model.max_seq_len": "context_length context_size block_size seq_length n_ctx max_position_embeddings",
+    "model.hidden_dim": "ffn.hidden_dim ffn.hidden_size ffn.dim intermediate_size ffn_dim d_ff",
+    "model.dim": "hidden_size d_model n_embd",
+    "bias": "model.bias use_bias",
+}
+OF_ELSEWHERE = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
 
 
 def exit_with(error: BaseException, config: str = "config") -> NoReturn:
@@ -43,6 +54,9 @@ def one_line(error: BaseException, config: str = "config", typed: Sequence[str] 
     typed = sys.argv[1:] if typed is None else typed
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
+        if group.partition("/")[0] == "data" and (group != "data" or "." in option):  # no option has a dot
+            file = error.missing_cfg_file.partition("/")[2]
+            return f"data={file}: no such option; a file of your own is data=text data.files=[{file}]"
         return (
             f"{group}={option}: no such option{suggestion(option, error.options)}; choose {' | '.join(error.options)}"
         )
@@ -75,9 +89,10 @@ def unknown_key(key: str, config: str, typed: Sequence[str]) -> str:
         return f"{problem} any more; it is called {RENAMED[key]}"
     if having := options_defining(key):
         return f"{problem} here, it belongs to {' and '.join(having)}; choose that, or leave this out"
-    near = nearest(key, known_keys(config, typed))
-    hint = f" (did you mean {near}?)" if near else ""
-    return f"{problem}{hint}; `--cfg job` shows them all, `--help` the groups"
+    if near := nearest(key, known_keys(config, typed)):
+        explained = (near.partition(", of ")[2] or near).split()[0]
+        return f"{problem} (did you mean {near}?); `--help {explained}` explains it"
+    return f"{problem}; `--cfg job` shows them all, `--help` the groups"
 
 
 def typed_value(key: str, typed: Sequence[str]) -> str:
@@ -113,7 +128,11 @@ def nearest(wrong: str, known: Iterable[str]) -> str | None:
 
     The last part counts as much as the whole: `heads` matches model.n_heads, and `model.tied` embedding=tied.
     """
-    last = wrong.rpartition(".")[2]
+    parts = wrong.split(".")
+    last = parts[-1]
+    for name in (".".join(parts[start:]) for start in range(len(parts))):  # the longest first
+        if name in OF_ELSEWHERE:
+            return OF_ELSEWHERE[name]
     if wrong in (last, f"model.{last}"):
         for group in COMPONENTS:
             if last in options(group):

@@ -38,6 +38,8 @@ WORDS: dict[Kind, str] = {
     list: "a list",
     dict: "a component",
     NoneType: "",  # what may be null is said by `--help`
+    "head": "head (Qwen 3's)",
+    "projection": "projection (OLMo 2's), or null for none",
 }
 
 
@@ -110,6 +112,7 @@ KEYS = {
         measures=True,
     ),
     "trust": Key(role="place", study="a study trusts the components of its own command", measures=True),
+    "bias": maybe(bool),
     "train.tokens": Key(role="budget"),
     "train.evaluations": Key(role="budget"),
     "schedule.warmup": Key(role="budget"),
@@ -139,6 +142,7 @@ KEYS = {
     "data.val_half": maybe(str),
     "data.val_fraction": maybe(float),
     "model.vocab_size": maybe(int),
+    "model.attention.qk_norm": maybe("head", "projection"),
     "study.learning_rates": maybe(list),
     "study.tuning_seeds": maybe(list),
     # Of evaluations.

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
@@ -90,19 +90,26 @@ def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
         raise ConfigError(f"{asked[0]}: {asked[1]} does something else; give one of them")
 
 
-def check_pattern(cfg: DictConfig, overrides: Iterable[str]) -> None:
-    """Raise ConfigError for a typed pattern, or a part of one, that leaves all layers alike.
+def check_effects(configs: Sequence[DictConfig], overrides: Iterable[str]) -> None:
+    """Raise ConfigError for a `bias`, a pattern or a part of its rules on the command line that changes nothing.
 
-    A recipe's may be left without effect by another choice, such as one of attention without a window; and so may that
-    of a study's arm, which is compared with others.
+    configs: of the command's runs: what leaves a study's arm as it is may change others. A recipe's pattern may be left
+    without effect by another choice, such as one of attention without a window.
     """
-    asked = [override for override in overrides if override_key(override).partition(".")[0] == "pattern"]
-    if asked and cfg.pattern and not cfg.model.layers:
-        raise ConfigError(f"{asked[0]}: changes nothing, since all layers have that already; leave it out")
-    typed = tuple(f"{override_key(override)}." for override in asked if "." in override_key(override))
-    for key in unchanged(cfg) if typed else ():
-        if f"{key}.".startswith(typed):
-            raise ConfigError(f"{key}: changes nothing, since all layers have that already; leave it out")
+    asked = {override_key(override): override for override in overrides}
+    if "bias" in asked and all(OmegaConf.merge(cfg, {"bias": None}).model == cfg.model for cfg in configs):
+        problem = "changes nothing, since every part has that already"
+        raise ConfigError(f"{asked['bias']}: {problem}; leave it out, or write bias=null")
+    patterns = {key: override for key, override in asked.items() if key.partition(".")[0] == "pattern"}
+    cfg, *others = configs
+    if not patterns or any(other.model.layers for other in others):
+        return
+    typed = tuple(f"{key}." for key in patterns if "." in key)
+    idle = [key for key in unchanged(cfg) if f"{key}.".startswith(typed)] if typed else []
+    if cfg.pattern and not cfg.model.layers:
+        idle = [*patterns.values()]
+    if idle:
+        raise ConfigError(f"{idle[0]}: changes nothing, since all layers have that already; leave it out")
 
 
 def check_measuring(cfg: DictConfig, overrides: list[str]) -> None:

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from llama_lab.config.components import check_idle
 from llama_lab.config.layers import layers_at
-from llama_lab.training.prepare import check_complete, check_pattern
+from llama_lab.training.prepare import check_complete, check_effects
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, decoder, options
 
@@ -121,8 +121,8 @@ def test_a_pattern_that_was_asked_for_and_changes_nothing_is_refused(rule: str) 
     asked = f"+pattern.a={rule}"
     cfg = compose_config(*FOUR, asked)
     with pytest.raises(ConfigError, match="changes nothing, since all layers have that already; leave it out"):
-        check_pattern(cfg, [asked])
-    check_pattern(cfg, [])  # of a recipe whose other part was chosen otherwise
+        check_effects([cfg], [asked])
+    check_effects([cfg], [])  # of a recipe whose other part was chosen otherwise
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_a_part_of_a_rule_that_was_asked_for_and_changes_nothing_is_refused(rule
     asked = f"+pattern.a={rule}"
     cfg = compose_config(*FOUR, "pattern=nope_every_4th", asked.replace("at: 1, position: none", "at: 1, norm: none"))
     with pytest.raises(ConfigError, match=rf"^pattern\.a\.{key}: changes nothing, since all layers have that already"):
-        check_pattern(cfg, [asked])
-    check_pattern(cfg, ["pattern=nope_every_4th"])
+        check_effects([cfg], [asked])
+    check_effects([cfg], ["pattern=nope_every_4th"])
 
 
 IDLE = {

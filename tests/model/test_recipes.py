@@ -53,6 +53,15 @@ def component(cfg: DictConfig, group: str) -> dict[str, Any]:
     return {key: model[key] for key in GROUPS[group]}
 
 
+@pytest.mark.parametrize("arch", ["vanilla", "gpt2", "phi", "olmo", "gemma3", "stablelm"])
+def test_one_word_leaves_out_every_bias_of_a_recipe_and_another_puts_one_everywhere(arch: str) -> None:
+    for word in (False, True):
+        with torch.device("meta"):
+            model = build_model(composed("size=pico", f"arch={arch}", f"bias={str(word).lower()}"), 97)
+        parts = [part for part in model.modules() if isinstance(part, nn.Linear | nn.LayerNorm)]
+        assert {part.bias is not None for part in parts if part.weight is not None} == {word}
+
+
 def test_keys_that_tests_set_in_a_composed_config_are_those_that_hydra_sets() -> None:
     for keys in (
         ["model.dim=64", "train.tokens=1e9", "model.attention.window=null"],

@@ -26,7 +26,7 @@ from llama_lab.runs.folder import check_no_file, is_run, resolved
 from llama_lab.runs.study import Arm, Member, Study
 from llama_lab.training.assemble import build_module
 from llama_lab.training.compiling import check_compiler, decide, pays
-from llama_lab.training.prepare import check_devices, check_pattern, folder_name, requested_run
+from llama_lab.training.prepare import check_devices, check_effects, folder_name, requested_run
 from llama_lab.training.run import Run, new_run
 from llama_lab.training.warm_start import fit_weights, has_source, hash_of, load_source
 from llama_lab.util.display import open_display
@@ -166,8 +166,7 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
         if draft.compiled:
             check_compiler(draft.hardware)
     check_distinct(drafts)
-    if not any(draft.cfg.model.layers for draft in drafts.values()):
-        check_pattern(drafts[variants.arms[0].name].cfg, command.shared)
+    check_effects([draft.cfg for draft in drafts.values()], command.shared)
     check_budget(drafts)
     with open_display(steps=1, rank=0) as display:
         dataset = open_dataset(drafts[variants.arms[0].name].cfg, display)
@@ -265,8 +264,8 @@ def check_grids(command: StudyCommand, arms: Sequence[Arm]) -> None:
 
 
 def check_distinct(drafts: Mapping[str, Run]) -> None:
-    """Raise ConfigError for two arms with the same settings: of a pattern, what layers have by it."""
-    settings = {name: flatten(resolved(draft.cfg) | {"pattern": None}) for name, draft in drafts.items()}
+    """Raise ConfigError for two arms with the same settings: of a pattern, and of `bias`, what layers have by it."""
+    settings = {name: flatten(resolved(draft.cfg) | {"pattern": None, "bias": None}) for name, draft in drafts.items()}
     for one, other in combinations(settings, 2):
         if settings[one] == settings[other]:
             raise ConfigError(f"study: arms {one} and {other} have the same settings; leave one of them out")

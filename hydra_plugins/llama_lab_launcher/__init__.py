@@ -50,13 +50,16 @@ class QueueLauncher(Launcher):
         """Run the jobs and return their results in the order of `job_overrides`. Raises ConfigError."""
         return self.launch_runs([list(overrides) for overrides in job_overrides])
 
-    def launch_runs(self, runs: "Sequence[Run | list[str]]") -> list[JobReturn]:
-        """`launch` for runs that a study has planned, which need not be composed again, or for overrides."""
+    def launch_runs(self, runs: "Sequence[Run | list[str]]", before: int = 0, after: float = 0.0) -> list[JobReturn]:
+        """`launch` for runs that a study has planned, which need not be composed again, or for overrides.
+
+        before, after: see `Queue`.
+        """
         from llama_lab.launching.launch import Queue
 
         engine = self.engine
         del self.engine  # it is closed afterwards; later jobs need a new one
-        return Queue(self.config, self.context, engine, runs).work()
+        return Queue(self.config, self.context, engine, runs, before, after).work()
 
 
 class LocalGPUs(QueueLauncher):

@@ -28,7 +28,7 @@ from llama_lab.util.formatting import duration
 
 from .engine import Engine, Job
 from .process import program
-from .progress import QueueDisplay, queue_seconds_left, read_progress
+from .progress import QueueDisplay, latest_metrics, queue_seconds_left, read_progress
 
 POLL_SECONDS = 0.02  # how long a free slot may go unnoticed
 # Settings of the launching command that a run of its own does not have, and those that its hardware settles.
@@ -39,12 +39,20 @@ PLACED = ("trainer.accelerator", "trainer.devices", "trainer.num_nodes")
 class Queue:
     """Runs on their way through an engine. config, context: what Hydra gives a launcher.
 
-    runs: as a study has planned them, or the overrides of each.
+    runs: as a study has planned them, or the overrides of each. before, after: how many runs of the study ended before
+    these, and how many will follow, its other work counted in runs.
     """
 
     def __init__(
-        self, config: DictConfig, context: HydraContext, engine: Engine, runs: Sequence[Run | list[str]]
+        self,
+        config: DictConfig,
+        context: HydraContext,
+        engine: Engine,
+        runs: Sequence[Run | list[str]],
+        before: int = 0,
+        after: float = 0.0,
     ) -> None:
+        self._before, self._after = before, after
         self._config = config
         self._loader = context.config_loader
         self._engine = engine
@@ -57,6 +65,7 @@ class Queue:
         self._returns: dict[int, JobReturn] = {}
         self._ended: Counter[str] = Counter()
         self._durations: list[float] = []  # of the runs that finished here
+        self._trained = 0.0  # seconds of these, without evaluations and starting
         self._worked = 0.0  # seconds of all runs
 
     def work(self) -> list[JobReturn]:
@@ -111,6 +120,7 @@ class Queue:
             self._display.print_line(f"{title}: {status}, {detail}")
             if status == "done":
                 self._durations.append(job.seconds)
+                self._trained += latest_metrics(job.run.folder.metrics).get("seconds", 0.0)
             elif status == "failed" and isinstance(error, RunFailedError):
                 for line in job.last_lines():
                     self._display.print_line(f"  {line}")
@@ -160,11 +170,15 @@ class Queue:
             return
         working = [(job, read_progress(job.run, job.started_at)) for job in self._running if job.place]
         rows = [(str(job.place), job.run, progress) for job, progress in working]
-        times = [(job.seconds, progress.seconds_left) for job, progress in working]
+        # What finished runs took beside training, those that train will take too.
+        share = max(1.0, sum(self._durations) / self._trained) if self._trained else 1.0
+        training = [(job.seconds, progress.seconds_left) for job, progress in working]
+        times = [(since, None if left is None else share * left) for since, left in training]
         waiting = len(self._overrides) - len(self._returns) - len(rows)
         slots = self._engine.max_parallel or max(1, len(rows))
-        left = queue_seconds_left(self._durations, times, waiting, slots)
-        self._display.show(rows, {**self._ended, "running": len(rows), "waiting": waiting}, left)
+        left = queue_seconds_left(self._durations, times, waiting + self._after, slots)
+        counts = {"ended before": self._before, **self._ended, "running": len(rows), "waiting": waiting}
+        self._display.show(rows, {**counts, "to follow": self._after}, left)
 
 
 def composed_run(loader: ConfigLoader, config: DictConfig, overrides: list[str], site: Site | None) -> Run:

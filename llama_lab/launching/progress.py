@@ -16,6 +16,7 @@ from llama_lab.runs.stored import COLUMNS, Status
 from llama_lab.training.run import Run
 from llama_lab.util.formatting import duration
 
+UNFINISHED = ("running", "waiting", "to follow")  # runs of a queue, and those that a study starts after it
 TAIL = 4096  # bytes of metrics.csv, some twenty rows
 
 
@@ -54,7 +55,7 @@ def latest_metrics(file: Path) -> dict[str, float]:
 
 
 def queue_seconds_left(
-    finished: Sequence[float], running: Sequence[tuple[float, float | None]], waiting: int, slots: int
+    finished: Sequence[float], running: Sequence[tuple[float, float | None]], waiting: float, slots: int
 ) -> float | None:
     """Time left for a queue if waiting runs take the mean time of the others; None while no run has a known time.
 
@@ -88,21 +89,24 @@ class QueueDisplay(Live):
         """Whether it is time to call `show`."""
         return time.monotonic() - self._last >= self._every
 
-    def show(self, rows: Sequence[Row], counts: Mapping[str, int], seconds_left: float | None) -> None:
+    def show(self, rows: Sequence[Row], counts: Mapping[str, float], seconds_left: float | None) -> None:
         """Show the queue as it is now. counts: runs by status, such as `{"done": 3}`. seconds_left: None if unknown."""
         self._last = time.monotonic()
-        line = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+        line = ", ".join(f"{count:.0f} {status}" for status, count in counts.items() if round(count))
         if seconds_left is not None:
             line += f"; about {duration(seconds_left)} left"
         if self.console.is_terminal:
-            self.update(Group(table(rows), Text(line)), refresh=True)
+            ended = sum(count for status, count in counts.items() if status not in UNFINISHED)
+            ended += sum(progress.step / run.steps for _, run, progress in rows)
+            total = sum(counts.values())
+            self.update(Group(table(rows, ended / total if total else 0.0, seconds_left), Text(line)), refresh=True)
         else:
             running = ", ".join(f"{run.title} {progress.step / run.steps:.0%}" for _, run, progress in rows)
             self.print_line("; ".join(filter(None, [line, running])))
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """A table with a row per run."""
+def table(rows: Sequence[Row], ended: float, seconds_left: float | None) -> Table:
+    """A table with a row per run, and one for all of them: which part of their work is done."""
     shown = Table(box=None, pad_edge=False)
     for heading in ("slot", "run", "", "", "loss", "left"):
         shown.add_column(heading, no_wrap=True, overflow="ellipsis")
@@ -115,4 +119,6 @@ def table(rows: Sequence[Row]) -> Table:
             "" if progress.loss is None else f"{progress.loss:.3f}",
             "" if progress.seconds_left is None else duration(progress.seconds_left),
         )
+    left = "" if seconds_left is None else duration(seconds_left)
+    shown.add_row("all", "", ProgressBar(total=1.0, completed=ended, width=16), f"{ended:.0%}", "", left)
     return shown

@@ -26,6 +26,8 @@ from llama_lab.study.design.dry_run import print_plan
 from llama_lab.study.design.plan import Plan, PlannedRun, plan_study
 from llama_lab.study.design.threads import threads_per_run
 from llama_lab.study.design.tuning import resolve_rates, status_of
+from llama_lab.study.measure import ROUNDS, STEPS
+from llama_lab.training.monitor import SLOW_STEPS
 from llama_lab.util.errors import FAILED, ConfigError, RunFailedError
 from llama_lab.util.files import discard
 from llama_lab.util.formatting import count
@@ -57,7 +59,7 @@ def execute(
     if hasattr(launcher, "share_cores") and (threads := threads_per_run(plan)):  # of our launcher on this machine
         launcher.share_cores(threads)
     with locked(plan.folder):
-        plan, results = train_all(plan, launcher, cfg.study.overwrite)
+        plan, results = train_all(plan, launcher, cfg.study.overwrite, cfg.study.measure_speed)
         if cfg.study.measure_speed:
             measure(plan, launcher)
         named = (OmegaConf.to_container(run.run.cfg) for run in plan.runs)  # tuning runs have the same targets
@@ -72,8 +74,12 @@ def execute(
         sys.exit(FAILED)
 
 
-def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, list[tuple[PlannedRun, JobReturn]]]:
+def train_all(
+    plan: Plan, launcher: Launcher, overwrite: bool, measures: bool
+) -> tuple[Plan, list[tuple[PlannedRun, JobReturn]]]:
     """Train the missing runs, tuning runs first. Returns the plan with all tuning runs, and the results.
+
+    measures: whether the arms' speeds will be measured, which progress counts.
 
     Raises ConfigError as `prepare` does.
     """
@@ -87,10 +93,18 @@ def train_all(plan: Plan, launcher: Launcher, overwrite: bool) -> tuple[Plan, li
         if not waiting:
             return plan, results
         if hasattr(launcher, "launch_runs"):  # of our launchers
-            returned = launcher.launch_runs([run.run for run in waiting])
+            known = [run for run in (*plan.tuning, *judged) if run not in waiting]
+            before = sum(status(run) in ("done", "diverged", "failed") for run in known)
+            after = plan.expected_runs - before - len(waiting) + measures * measuring_in_runs(plan)
+            returned = launcher.launch_runs([run.run for run in waiting], before, max(0.0, after))
         else:
             returned = launcher.launch([run.run.overrides for run in waiting], initial_job_idx=0)
         results += zip(waiting, returned, strict=True)
+
+
+def measuring_in_runs(plan: Plan) -> float:
+    """How many runs take as long as measuring the arms' speeds, in training steps, and in decoding about as long."""
+    return 2 * ROUNDS * (SLOW_STEPS + STEPS) * sum(1 / arm.draft.steps for arm in plan.arms)
 
 
 def measure(plan: Plan, launcher: Launcher) -> None:

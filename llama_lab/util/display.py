@@ -1,6 +1,7 @@
 """Progress of a run: a bar in a terminal, lines in a file, and a table at the end."""
 
 import logging
+import re
 import sys
 import time
 import warnings
@@ -31,7 +32,8 @@ class Display:
     def __init__(self, console: Console, steps: int, shown: Mapping[str, str] = MappingProxyType({})) -> None:
         self._console, self._steps, self._shown = console, steps, shown
         self._latest: dict[str, float] = {}
-        self._phase, self._phase_start, self._last = "", time.monotonic(), -float("inf")
+        self._phase, self._last = "", -float("inf")
+        self._phase_start = 0, 0.0  # how much was done then, and when that was
 
     def __enter__(self) -> Self:
         return self
@@ -41,10 +43,8 @@ class Display:
 
     def prepare(self, done: int, total: int, phase: str) -> None:
         """Show how many of the bytes of a phase are done in which data is prepared."""
-        if self._due(phase):
-            seconds = time.monotonic() - self._phase_start
-            left = f", {duration(seconds * (total - done) / done)} left" if done and done < total else ""
-            self.print_line(f"{phase}: {done / 1e6:.1f} of {total / 1e6:.1f} MB{left}")
+        if self._due(phase, done):
+            self.print_line(f"{phase}: {done / 1e6:.1f} of {total / 1e6:.1f} MB{self._left(done, total, ', ')}")
 
     def print_line(self, line: str) -> None:
         """Print a line, above a bar if there is one."""
@@ -52,22 +52,32 @@ class Display:
         self._console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def update(self, step: int, metrics: dict[str, float]) -> None:
-        """Show that training is at `step`, with its latest metrics: if due, at every evaluation, and at the end."""
-        note = self._note(metrics)
-        if (self._latest and self._due("training")) or step == self._steps or "val/loss" in metrics:
-            self.print_line(f"step {step}/{self._steps}  {note}")
+        """Show that training is at `step`, with its latest metrics: if due, at every evaluation, and at the end.
 
-    def _note(self, metrics: dict[str, float]) -> str:
+        Losses of the validation set are shown where they were measured.
+        """
+        self._latest = {k: v for k, v in self._latest.items() if not k.startswith("val/")} | metrics
+        is_due = self._due("training", step) and self._latest
+        if is_due or step == self._steps or "val/loss" in metrics:
+            self.print_line(f"step {step}/{self._steps}  {self._note()}{self._left(step, self._steps, '  ')}")
+
+    def _note(self) -> str:
         """The latest metrics in one short line."""
-        self._latest |= metrics
         return "  ".join(text.format(self._latest[name]) for name, text in self._shown.items() if name in self._latest)
 
-    def _due(self, phase: str) -> bool:
-        """Whether a new phase starts, or enough time has passed since the last line."""
+    def _due(self, phase: str, done: int) -> bool:
+        """Whether a new phase starts, with so much done, or enough time has passed since the last line."""
         if phase != self._phase:
-            self._phase, self._phase_start = phase, time.monotonic()
+            self._phase, self._phase_start = phase, (done, time.monotonic())
             return True
         return time.monotonic() - self._last >= EVERY_SECONDS
+
+    def _left(self, done: int, total: int, separator: str) -> str:
+        """The time left of the phase, evaluations included, after a separator; empty before it is known."""
+        first, start = self._phase_start
+        if not first < done < total:
+            return ""
+        return f"{separator}{duration((time.monotonic() - start) * (total - done) / (done - first))} left"
 
 
 class TerminalDisplay(Display):
@@ -94,12 +104,23 @@ class TerminalDisplay(Display):
 
     def update(self, step: int, metrics: dict[str, float]) -> None:
         """Show the bar of the training."""
-        self.prepare(step, self._steps, "training", self._note(metrics))
+        self._latest |= metrics
+        self.prepare(step, self._steps, "training", self._note())
 
 
 def open_display(steps: int, rank: int, shown: Mapping[str, str] = MappingProxyType({})) -> Display:
     """The display for standard output: a bar in a terminal, else lines. On ranks other than 0 it prints nothing."""
     return (TerminalDisplay if sys.stdout.isatty() else Display)(Console(quiet=rank != 0), steps, shown)
+
+
+def break_name(name: str, width: int) -> str:
+    """A name on lines of at most `width` characters, as far as it can be broken after a sign: `relu-` `small-20`."""
+    lines = [""]
+    for part in re.findall(r"[^-+=_/.,]*[-+=_/.,]*", name):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
 
 
 def plain_table(title: str, left: Iterable[str] = (), right: Iterable[str] = (), gap: int = 3) -> Table:

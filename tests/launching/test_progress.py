@@ -61,7 +61,7 @@ def test_the_time_left_counts_waiting_runs_at_the_mean_of_the_others() -> None:
 
 def show(display: QueueDisplay, run: Run) -> None:
     rows = [("gpu 0", run, RunProgress(39, 4.25, 90.0)), ("gpu 1", run, RunProgress(0, None, None))]
-    display.show(rows, {"done": 3, "failed": 0, "running": 2, "waiting": 7}, 600.0)
+    display.show(rows, {"done": 3, "failed": 0, "running": 2, "waiting": 7, "to follow": 0.4}, 600.0)
 
 
 def test_a_file_gets_one_plain_line(run: Run) -> None:
@@ -81,6 +81,7 @@ def test_a_terminal_gets_a_table_of_slots_runs_progress_loss_and_time_left(run: 
     lines = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
     row = next(line for line in lines if "gpu 0" in line)
     assert re.fullmatch(r".*gpu 0 +arm/seed=1 +[━╸╺ ]+ +50% +4\.250 +2 min", row), row
+    assert any(re.fullmatch(r".*all +[━╸╺ ]+ +28% +10 min", line) for line in lines), "3.5 of 12.4 runs"
     assert any("3 done, 2 running, 7 waiting; about 10 min left" in line for line in lines)
     assert any("arm/seed=9: done" in line for line in lines)
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.result_table import print_result
 from llama_lab.runs.stored import PROGRESS
-from llama_lab.util.display import Display
+from llama_lab.util.display import Display, break_name
 from tests.conftest import Ran
 
 
@@ -44,3 +44,30 @@ def test_lines_on_the_data_include_the_time_left_of_a_phase(monkeypatch: pytest.
         "tokenising: 200.0 of 300.0 MB, 40 s left",
         "tokenising: 300.0 of 300.0 MB",
     ]
+
+
+def test_lines_on_training_have_the_time_left_and_a_validation_loss_where_it_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    file = io.StringIO()
+    display = Display(Console(file=file), steps=40, shown=PROGRESS)
+    for step in (11, 20, 30, 40):  # of a run that goes on after 10
+        display.update(step, {"train/loss": 4.0})
+        if step == 20:
+            display.update(step, {"val/loss": 5.0})
+        now += 20
+    assert file.getvalue().splitlines() == [
+        "step 11/40  loss 4.000",
+        "step 20/40  loss 4.000  44 s left",
+        "step 20/40  loss 4.000  val 5.000  44 s left",
+        "step 30/40  loss 4.000  21 s left",
+        "step 40/40  loss 4.000",
+    ]
+
+
+def test_a_name_is_broken_after_its_signs() -> None:
+    assert break_name("swiglu-small-20", 15) == "swiglu-small-20"
+    assert break_name("swiglu-small-20", 12).splitlines() == ["swiglu-", "small-20"]
+    assert break_name("model.attention.qk_norm=head", 16).splitlines() == ["model.attention.", "qk_norm=head"]

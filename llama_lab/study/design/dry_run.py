@@ -11,6 +11,7 @@ from rich.table import Table
 from llama_lab.config.components import build_model
 from llama_lab.devices.performance import synchronize
 from llama_lab.training.assemble import build_module
+from llama_lab.util.display import break_name
 from llama_lab.util.formatting import count, duration, number, short
 
 from .matching import AIM
@@ -29,9 +30,7 @@ def print_plan(plan: Plan, timed: bool) -> None:
         console.print("no times: the runs are for another machine")
     elif timed and speed is None:
         console.print(f"no times: {plan.study.baseline} has more than {LARGEST_TIMED / 1e6:.0f} M parameters to try")
-    # Of each arm, with one on either side of the best rate; beyond a grid whose end is best, there are more.
-    to_tune = {arm.arm.name: len(arm.tuning) + 2 * len(arm.runs) if arm.tuning else 0 for arm in plan.arms}
-    total_to_tune = sum(to_tune.values())
+    total_to_tune = plan.expected_runs - len(plan.runs)
     tuning = f", {count(total_to_tune, 'run')} to tune them" if total_to_tune else ""
     tuning += " and more where the best rate is an end of the grid" if tuning and plan.command.extend_rates else ""
     title = f"{plan.study.name}: {len(plan.arms)} arms, {len(plan.runs)} runs{tuning}"
@@ -46,9 +45,9 @@ def print_plan(plan: Plan, timed: bool) -> None:
         cost, off = arm.cost, arm.arm.residual
         sizes = short(cost.params), short(cost.params_non_embedding), "-" if off is None else f"{off:+.2%}"
         state = number(cost.kv_bytes_per_token)
-        cells = [arm.arm.name, str(arm.width), *sizes, short(cost.flops_per_token), state]
+        cells = [break_name(arm.arm.name, 16), str(arm.width), *sizes, short(cost.flops_per_token), state]
         if speed:  # of the arm's runs, one after the other
-            seconds = (len(arm.runs) + to_tune[arm.arm.name]) * arm.draft.flops(cost) / speed
+            seconds = (len(arm.runs) + arm.expected_tuning) * arm.draft.flops(cost) / speed
             total += seconds
             cells.append(duration(seconds))
         table.add_row(*cells)

@@ -88,7 +88,8 @@ class Options:
             if len(options) < 2:
                 raise ConfigError(f"study.options={format_value(options)}: {name} needs two or more to compare")
             if repeated := [text for text in texts if texts.count(text) > 1]:
-                raise ConfigError(f"study.options={format_value(options)}: {repeated[0]} twice; name every option once")
+                problem = f"has {repeated[0]} twice; name every option once"
+                raise ConfigError(f"study.options={format_value(options)}: {problem}")
         return axes
 
 

@@ -53,7 +53,7 @@ class PlannedArm:
 
     arm: with its residual, without its runs. draft: a run of it before it has a name, a seed and the final width.
     compiled: see `compiled_alike`; None leaves that to each run. runs: the judged ones, at the config's learning rate.
-    tuning: those that choose another rate.
+    tuning: those that choose its rate. rates: in its grid.
     """
 
     arm: Arm
@@ -63,6 +63,12 @@ class PlannedArm:
     compiled: bool | None = None
     runs: tuple[PlannedRun, ...] = ()
     tuning: tuple[PlannedRun, ...] = ()
+    rates: int = 0
+
+    @property
+    def expected_tuning(self) -> int:
+        """Its tuning runs with one on either side of the best rate; beyond a grid whose end is best, there are more."""
+        return max(len(self.tuning), (self.rates + 2) * len(self.runs)) if self.tuning else 0
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,11 @@ class Plan:
     def tuning(self) -> list[PlannedRun]:
         """All tuning runs."""
         return by_seed(run for arm in self.arms for run in arm.tuning)
+
+    @property
+    def expected_runs(self) -> int:
+        """All runs, tuning runs that are not planned yet included."""
+        return sum(len(arm.runs) + arm.expected_tuning for arm in self.arms)
 
     @cached_property
     def study(self) -> Study:
@@ -310,7 +321,8 @@ def with_runs(command: StudyCommand, planned: PlannedArm) -> PlannedArm:
         for seed, by in command.tuning_seeds.items()
         for rate in command.rates_of(planned.arm)
     )
-    return replace(planned, runs=runs, tuning=tuning if planned.arm.tuner == name else ())
+    rates = len(command.rates_of(planned.arm))
+    return replace(planned, runs=runs, tuning=tuning if planned.arm.tuner == name else (), rates=rates)
 
 
 def plan_tuning(command: StudyCommand, planned: PlannedArm, rate: float, seed: int, tunes: int) -> PlannedRun:

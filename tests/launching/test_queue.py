@@ -115,6 +115,17 @@ def test_jobs_with_one_folder_follow_each_other(sweep: Sweep) -> None:
     assert events == ["begins", "done", "begins", "done"]
 
 
+@pytest.mark.slow
+def test_the_queue_keeps_its_slots_at_work(sweep: Sweep) -> None:
+    """About a second is planning the first four. The server that forks the runs is there, from the sweep before."""
+    overrides = (*ON_CPU, "hydra.launcher.cpu_slots=4", "train.prompt='sleep 1'")
+    assert sweep(*overrides, "seed=0").code == 0
+    ran = sweep(*overrides, f"seed={','.join(map(str, range(1, 17)))}")
+    share = re.search(r"\n16 done, in \d+ s; its slots were at work ([0-9.]+)% of that\n", ran.out)
+    assert share is not None
+    assert float(share[1]) > 100 / 1.5
+
+
 def test_a_bad_setting_is_reported_in_one_line(sweep: Sweep) -> None:
     ran = sweep(*ON_CPU, "hydra.launcher.slots=2", "seed=1")
     assert ran.code == 2

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +30,12 @@ VALUES = st.one_of(
     st.text(st.characters(exclude_categories=("Cs",)), max_size=150),
     st.sampled_from(["rope", "1e-3", "[a.txt,b/c.txt]", "[a.txt,b_c.txt]", "a b", "a_b", "..", "/etc/passwd"]),
 )
+
+
+def two_of_one_key(key: str, one: str, other: str) -> tuple[list[str], list[str]]:
+    return [f"{key}={one}"], [f"{key}={other}"]
+
+
 OVERRIDES = st.lists(st.builds("{}={}".format, KEYS, VALUES), max_size=6, unique_by=lambda o: o.split("=")[0])
 
 
@@ -45,18 +50,12 @@ def test_an_arm_s_name_does_not_depend_on_the_order_of_the_overrides(overrides: 
     assert arm_name(shuffled) == arm_name(overrides)
 
 
-@given(OVERRIDES, OVERRIDES)
-@pytest.mark.slow
-def test_different_overrides_make_different_arms(some: list[str], others: list[str]) -> None:
+@given(st.tuples(OVERRIDES, OVERRIDES) | st.builds(two_of_one_key, KEYS, VALUES, VALUES))
+@example((["data.files=[a b.txt]"], ["data.files=[a_b.txt]"]))
+def test_different_overrides_make_different_arms(two: tuple[list[str], list[str]]) -> None:
+    some, others = two
     assume(set(some) != set(others))
     assert arm_name(some) != arm_name(others)
-
-
-@given(KEYS, VALUES, VALUES)
-@example("data.files", "[a b.txt]", "[a_b.txt]")
-def test_different_values_of_one_key_make_different_arms(key: str, one: str, other: str) -> None:
-    assume(one != other)
-    assert arm_name([f"{key}={one}"]) != arm_name([f"{key}={other}"])
 
 
 @pytest.mark.parametrize(
@@ -110,16 +109,27 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "seed=1")
 
 
+BYTES = "tokenizer.sample_bytes"
+CHOSEN = {"norm": "rmsnorm", "schedule": "cosine", "logger": "tensorboard"}
+
+
+def choices(*overrides: str) -> dict[str, str]:
+    """The options of these groups that overrides choose."""
+    chosen = dict(override.split("=", 1) for override in overrides)
+    return {group: chosen.get(group, option) for group, option in CHOSEN.items()}
+
+
 def begun(folder: RunFolder, *overrides: str, status: str) -> None:
     """Leave a run in a folder, with a checkpoint and that status."""
+    environment = replace(OURS, choices=choices(*overrides))
     with locked(folder.path):
-        folder.begin(compose_config("size=pico", *overrides), list(overrides), OURS)
+        folder.begin(compose_config("size=pico", *overrides), list(overrides), environment)
         torch.save({"state_dict": {}, "global_step": 0}, folder.checkpoint)
         folder.write_status(status, "why")  # type: ignore[arg-type]
 
 
 def check(folder: RunFolder, *overrides: str) -> None:
-    folder.check(compose_config("size=pico", *overrides), {})
+    folder.check(compose_config("size=pico", *overrides), choices(*overrides))
 
 
 def refusal(folder: RunFolder, *overrides: str) -> str:
@@ -158,30 +168,36 @@ def test_an_unfinished_run_goes_on_with_the_same_settings(status: str, folder: R
 
 
 @pytest.mark.parametrize(
-    ("override", "key", "old", "new"),
+    ("before", "now", "new", "old"),
     [
-        ("optim.lr=1e-4", "optim.lr", "0.002", "0.0001"),
-        ("train.tokens=1e6", "train.tokens", "2000000.0", "1000000.0"),
-        ("data.seed=5", "data.seed", "1", "5"),
-        ("trainer.precision=bf16-true", "trainer.precision", "auto", "bf16-true"),
-        ("norm=layernorm", "model.norm._target_", "llama_lab.model.norm.RMSNorm", "llama_lab.model.norm.LayerNorm"),
+        ("train.tokens=2e6", "train.tokens=1e6", "train.tokens=1000000.0", "train.tokens=2000000.0"),
+        ("data.seed=1", "data.seed=5", "data.seed=5", "data.seed=1"),
+        ("data.seed=1", "trainer.precision=bf16-true", "trainer.precision=bf16-true", "trainer.precision=auto"),
+        ("data.val_tokens=1000", "data.val_tokens=null", "data.val_tokens=None", "data.val_tokens=1000"),
+        (
+            "tokenizer.sample_bytes=9",
+            "tokenizer.sample_bytes=null",
+            "tokenizer.sample_bytes=None",
+            "tokenizer.sample_bytes=9",
+        ),
+        ("norm=layernorm", "norm=rmsnorm", "norm=rmsnorm", "norm=layernorm"),
+        ("schedule=wsd", "schedule=cosine", "schedule=cosine", "schedule=wsd"),
+        ("norm=layernorm", "optim.lr=5", "norm=rmsnorm", "norm=layernorm"),
+        ("optim.lr=3", "optim.lr=5", "optim.lr=5", "optim.lr=3"),
+        ("model.norm.eps=1", "optim.lr=0.002", "model.norm.eps=1e-05", "model.norm.eps=1"),
+        ("logger=wandb", "model.norm.eps=1", "model.norm.eps=1", "model.norm.eps=1e-05"),
     ],
 )
-def test_an_unfinished_run_with_other_settings_is_refused_naming_key_old_and_new_value(
-    override: str, key: str, old: str, new: str, folder: RunFolder
+def test_an_unfinished_run_goes_on_with_the_same_settings_alone_and_others_are_told_by_the_group_that_chose_them(
+    before: str, now: str, new: str, old: str, folder: RunFolder
 ) -> None:
-    begun(folder, "train.tokens=2e6", status="interrupted")
-    message = refusal(folder, "train.tokens=2e6", override)
-    assert message.startswith(f"{key}={new}: ")
-    assert f"{key}={old};" in message
-    assert "overwrite=true" in message
-
-
-@pytest.mark.parametrize("key", ["data.val_tokens", "tokenizer.sample_bytes"])
-def test_a_run_with_bounds_goes_on_with_the_same_alone(key: str, folder: RunFolder) -> None:
-    begun(folder, f"{key}=1000", status="interrupted")
-    check(folder, f"{key}=1000")
-    assert refusal(folder, f"{key}=null").startswith(f"{key}=None: the run in {folder.path} has {key}=1000;")
+    begun(folder, before, status="interrupted")
+    check(folder, before)
+    for more in ([], [f"resume='{folder.path}'"]):
+        if not more or "train.tokens" not in now:
+            message = refusal(folder, now, *more)
+            assert message.startswith(f"{new}: the run in {folder.path} has {old};"), message
+            assert "overwrite=true" in message
 
 
 @pytest.mark.parametrize("fact", ["data_hash", "tokenizer_hash", "precision"])
@@ -217,10 +233,8 @@ def test_a_run_that_goes_on_with_other_kernels_says_so(
     library: str, folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     begun(folder, status="interrupted")
-    cfg, old, new = (
-        compose_config("size=pico"),
-        *(Environment(versions=OURS.versions | {library: v}) for v in ("0.4.0", "0.5.0")),
-    )
+    cfg = compose_config("size=pico")
+    old, new = (Environment(versions=OURS.versions | {library: version}) for version in ("0.4.0", "0.5.0"))
     old.save(folder.path)
     with locked(folder.path):
         folder.begin(cfg, [], old)
@@ -238,43 +252,14 @@ def test_a_folder_of_other_files_is_refused_and_left_alone(overrides: list[str],
     assert "another name" in message
 
 
-@pytest.fixture
-def other_process(folder: RunFolder) -> Iterator[subprocess.Popen[str]]:
-    """Another process that is training in the folder."""
-    folder.path.mkdir()
-    code = "import sys, filelock; f = filelock.FileLock(sys.argv[1]); f.acquire(); print('held', flush=True); input()"
-    arguments = [sys.executable, "-c", code, str(folder.path / LOCK)]
-    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "told"),
-    [
-        ("arch=gpt2", "arch=llama", "arch=llama: the run in .* has arch=gpt2; "),
-        ("norm=layernorm", "norm=rmsnorm", "norm=rmsnorm: the run in .* has norm=layernorm; "),
-        ("schedule=wsd", "schedule=cosine", "schedule=cosine: the run in .* has schedule=wsd; "),
-        ("norm=layernorm", "optim.lr=5", "norm=rmsnorm: the run in .* has norm=layernorm; "),
-        ("optim.lr=3", "optim.lr=5", "optim.lr=5: the run in .* has optim.lr=3; "),
-        ("model.norm.eps=1", "optim.lr=0.002", r"model.norm.eps=1e-05: the run in .* has model.norm.eps=1; "),
-        ("logger=wandb", "model.norm.eps=1", r"model.norm.eps=1: the run in .* has model.norm.eps=1e-05; "),
-    ],
-)
 @pytest.mark.slow
-def test_settings_that_differ_are_told_by_the_group_that_chose_them(
-    before: str, now: str, told: str, command: Command, tiny: list[str], tmp_path: Path
-) -> None:
-    run = [*tiny, "arm=a", "name=n"]
-    assert command(*run, "train.tokens=256", before).code == 0
-    (status,) = tmp_path.rglob("status.json")
-    status.write_text('{"status": "interrupted", "message": ""}')
-    for more in ([], [f"resume={status.parent}"]):
-        ran = command(*run, "train.tokens=256", now, *more)
-        assert ran.code == 2
-        assert re.match(f"error: {told}", ran.err), ran.err
+def test_a_recipe_that_differs_is_told_as_what_the_command_chose(command: Command, tiny: list[str]) -> None:
+    run = [*tiny, "arm=a", "name=n", "train.tokens=256"]
+    first = command(*run, "arch=gpt2")
+    (first.run / "status.json").write_text('{"status": "interrupted", "message": ""}')
+    ran = command(*run, "arch=llama")
+    assert (ran.code, ran.err[:41]) == (2, "error: arch=llama: the run in runs/n/a/se")
+    assert "has arch=gpt2; " in ran.err
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "- 5\nb: c", "5", "\x00"])
@@ -293,14 +278,15 @@ def test_a_damaged_file_is_named_unless_the_run_starts_over(folder: RunFolder, n
 
 
 @pytest.mark.process
-def test_two_processes_cannot_train_in_one_folder(folder: RunFolder, other_process: subprocess.Popen[str]) -> None:
-    with pytest.raises(ConfigError, match=r"another process .*; wait, or choose another name"), locked(folder.path):
-        pytest.fail("both hold it")
-
-
-@pytest.mark.process
-def test_a_killed_process_holds_no_folder(folder: RunFolder, other_process: subprocess.Popen[str]) -> None:
-    other_process.kill()
-    other_process.wait()
+def test_two_processes_cannot_train_in_one_folder_which_a_killed_one_does_not_hold(folder: RunFolder) -> None:
+    folder.path.mkdir()
+    code = "import sys, filelock; f = filelock.FileLock(sys.argv[1]); f.acquire(); print('held', flush=True); input()"
+    arguments = [sys.executable, "-c", code, str(folder.path / LOCK)]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=r"another process .*; wait, or choose another name"), locked(folder.path):
+            pytest.fail("both hold it")
+        other.kill()
     with locked(folder.path):
         assert os.listdir(folder.path) == [LOCK]

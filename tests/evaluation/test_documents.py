@@ -102,18 +102,12 @@ def test_a_harness_would_ask_a_model_for_what_its_prefix_shows(prefixed: Path) -
 
 
 def test_a_text_of_one_document_has_no_borders(tmp_path: Path) -> None:
-    for name in ("train", "val"):
-        (tmp_path / f"{name}.txt").write_text(f"one document to {name} on")
-    files = f"data.data_files={{train: {tmp_path / 'train.txt'}, validation: {tmp_path / 'val.txt'}}}"
-    cfg = compose_config(
-        "data=hub",
-        "data.path=text",
-        files,
-        "data.val_split=validation",
-        "tokenizer=byte",
-        f"data.cache_dir={tmp_path}",
-        "data.document_mask=true",
-    )
+    files = {name: tmp_path / f"{name}.txt" for name in ("train", "validation")}
+    for name, file in files.items():
+        file.write_text(f"one document to {name} on")
+    data_files = ", ".join(f"{name}: {file}" for name, file in files.items())
+    text = ["data=hub", "data.path=text", f"data.data_files={{{data_files}}}", "data.val_split=validation"]
+    cfg = compose_config(*text, "tokenizer=byte", f"data.cache_dir={tmp_path}", "data.document_mask=true")
     with pytest.raises(ConfigError, match=r"^data.document_mask=true: the training text is one document; leave it out"):
         open_dataset(cfg)
 

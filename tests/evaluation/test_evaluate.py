@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,27 +13,25 @@ from omegaconf import OmegaConf
 
 from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.runs.evaluation import Evaluation
-from llama_lab.runs.folder import RunFolder
 from llama_lab.util.errors import ConfigError
 from tests.composing import eval_settings
-from tests.conftest import Ran
 
 LOSS = eval_settings("eval.parts=[loss]")
 Copied = Callable[[Path], Path]
 
 
-def test_an_evaluation_needs_only_the_folder_and_finds_the_loss_of_the_summary(finished: Ran, tmp_path: Path) -> None:
-    moved = shutil.copytree(finished.run, tmp_path / "moved")
+def test_an_evaluation_needs_only_the_folder_and_finds_the_loss_of_the_summary(endless: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(endless, tmp_path / "moved")
     summary = json.loads((moved / "summary.json").read_text())
     result = evaluate(moved, LOSS)
     assert Evaluation.load(moved) == result
-    assert result.step == 78
+    assert result.step == 10
     for name in ("val/loss", "val/bits_per_byte"):
         assert result.metrics[name] == pytest.approx(summary[name], rel=1e-6)
 
 
-def test_an_evaluation_on_other_data_is_refused(finished: Ran, tmp_path: Path) -> None:
-    moved = shutil.copytree(finished.run, tmp_path / "moved")
+def test_an_evaluation_on_other_data_is_refused(endless: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(endless, tmp_path / "moved")
     other = tmp_path / "other.txt"
     other.write_text("".join(f"another line {i}\n\n" for i in range(2000)))
     cfg = OmegaConf.load(moved / "resolved.yaml")
@@ -43,17 +42,10 @@ def test_an_evaluation_on_other_data_is_refused(finished: Ran, tmp_path: Path) -
     assert not (moved / "eval.json").exists()
 
 
-def test_a_folder_without_a_run_cannot_be_evaluated(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no run; name a run's folder"):
-        evaluate(tmp_path, LOSS)
-    assert RunFolder(tmp_path).status is None
-
-
 # Parts that are found one after the other
 
 
 SAMPLE = eval_settings("eval.parts=[sample]")
-LENGTHS = [eval_settings("eval.parts=[length]", f"eval.lengths=[{multiple}]") for multiple in (2, 4)]
 
 
 @pytest.mark.slow
@@ -61,41 +53,32 @@ def test_parts_chosen_later_join_those_found_earlier(endless: Path, copied: Copi
     run = copied(endless)
     first, second = evaluate(run, LOSS), evaluate(run, SAMPLE)
     assert second == replace(first, sample=second.sample) != first
-    for settings in LENGTHS:
-        evaluate(run, settings)
+    for multiple in (2, 4):
+        evaluate(run, eval_settings("eval.parts=[length]", f"eval.lengths=[{multiple}]"))
     last = evaluate(run, LOSS)
     assert [entry.length for entry in last.lengths] == [32, 64, 128]
     assert last.sample == second.sample
     assert Evaluation.load(run) == last
 
 
-CHANGES = {
-    "step": lambda earlier: earlier | {"step": 5},
-    "device": lambda earlier: earlier | {"device": "another"},
-    "precision": lambda earlier: earlier | {"precision": "bf16-mixed"},
-}
+DAMAGE = [b"", b"{", b"[1]", b"\xff", b"null"]
 
 
-@pytest.mark.parametrize("key", CHANGES)
-def test_what_was_found_otherwise_is_replaced_and_it_is_told(
-    key: str, endless: Path, copied: Copied, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("change", [{"step": 5}, {"device": "another"}, {"precision": "bf16-mixed"}, *DAMAGE])
+def test_what_was_found_otherwise_or_is_damaged_is_replaced_and_it_is_told(
+    change: dict[str, Any] | bytes, endless: Path, copied: Copied, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = copied(endless)
-    earlier = CHANGES[key](evaluate(run, SAMPLE).to_json())
-    (run / "eval.json").write_text(json.dumps(earlier))
+    if isinstance(change, bytes):
+        (run / "eval.json").write_bytes(change)
+        reason = "is damaged"
+    else:
+        (run / "eval.json").write_text(json.dumps(evaluate(run, SAMPLE).to_json() | change))
+        ((key, value),) = change.items()
+        reason = f"was found with {key} {value}"
     capsys.readouterr()
     assert evaluate(run, LOSS).sample is None
-    assert capsys.readouterr().err == f"{run}/eval.json: was found with {key} {earlier[key]}; replaced\n"
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"null"])
-def test_a_damaged_evaluation_is_replaced_and_it_is_told(
-    content: bytes, endless: Path, copied: Copied, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = copied(endless)
-    (run / "eval.json").write_bytes(content)
-    assert evaluate(run, SAMPLE).step == 10
-    assert capsys.readouterr().err == f"{run}/eval.json: is damaged; replaced\n"
+    assert capsys.readouterr().err == f"{run}/eval.json: {reason}; replaced\n"
 
 
 def test_a_precision_of_its_own_may_be_chosen(endless: Path, copied: Copied) -> None:

@@ -58,9 +58,6 @@ def test_loglikelihoods_are_those_of_the_export_in_transformers(models: tuple[Ha
     assert [is_greedy for _, is_greedy in ours] == [is_greedy for _, is_greedy in theirs]
     assert [total for total, _ in ours] == pytest.approx([total for total, _ in theirs], abs=2e-4)
     assert len({round(total, 3) for total, _ in ours}) == len(PAIRS)
-
-
-def test_rolling_loglikelihoods_are_those_of_the_export_in_transformers(models: tuple[HarnessModel, HFLM]) -> None:
     texts = [(LONG,), ("def f1(x)",), ("é" * 16,), ("é" * 17,)]
     ours, theirs = (model.loglikelihood_rolling(requests("loglikelihood_rolling", texts), True) for model in models)
     assert ours == pytest.approx(theirs, rel=1e-5)
@@ -93,21 +90,19 @@ def test_a_task_that_samples_draws_by_the_seed(models: tuple[HarnessModel, HFLM]
     assert texts[0] == texts[1] != texts[2]
 
 
-REFUSED = {
-    "leaves no context": {"max_gen_toks": 32},
-    "num_beams, which is not offered": {"max_gen_toks": 4, "num_beams": 3},
-}
-
-
-@pytest.mark.parametrize("words", REFUSED)
-def test_generation_that_cannot_be_is_refused(words: str, models: tuple[HarnessModel, HFLM]) -> None:
-    with pytest.raises(ConfigError, match=f"^eval.tasks: .*{words}"):
-        models[0].generate_until(requests("generate_until", [("def", REFUSED[words])]))
-
-
-def test_a_continuation_longer_than_the_context_is_refused(models: tuple[HarnessModel, HFLM]) -> None:
-    with pytest.raises(ConfigError, match=r"eval.tasks: a continuation has 33 tokens, more than model.max_seq_len=32"):
-        models[0].loglikelihood(requests("loglikelihood", [("a", "b" * 33)]), disable_tqdm=True)
+@pytest.mark.parametrize(
+    ("kind", "asked", "message"),
+    [
+        ("generate_until", ("def", {"max_gen_toks": 32}), ".*leaves no context"),
+        ("generate_until", ("def", {"max_gen_toks": 4, "num_beams": 3}), ".*num_beams, which is not offered"),
+        ("loglikelihood", ("a", "b" * 33), "a continuation has 33 tokens, more than model.max_seq_len=32"),
+    ],
+)
+def test_what_the_model_cannot_answer_is_refused(
+    kind: str, asked: tuple[Any, ...], message: str, models: tuple[HarnessModel, HFLM]
+) -> None:
+    with pytest.raises(ConfigError, match=f"^eval.tasks: {message}"):
+        getattr(models[0], kind)(requests(kind, [asked]))
 
 
 # Through eval.py
@@ -127,18 +122,16 @@ def tasks(tmp_path: Path) -> Path:
         "doc_to_text": "{{question}}",
         "metadata": {"version": 1.0},
     }
-    own: dict[str, dict[str, Any]] = {
-        "chosen": {"output_type": "multiple_choice", "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}"},
-        "read": {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{question}}"},
-        "written": {
-            "output_type": "generate_until",
-            "doc_to_target": "(x)",
-            "generation_kwargs": {"until": ["\n"], "max_gen_toks": 4},
-        },
-    }
-    metrics = {"chosen": ["acc"], "read": ["word_perplexity"], "written": ["exact_match"]}
-    for name, settings in own.items():
-        task = shared | settings | {"task": f"our_{name}", "metric_list": [{"metric": m} for m in metrics[name]]}
+    choices = {"output_type": "multiple_choice", "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}"}
+    reading = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{question}}"}
+    writing = {"output_type": "generate_until", "doc_to_target": "(x)"}
+    writing |= {"generation_kwargs": {"until": ["\n"], "max_gen_toks": 4}}
+    for name, metric, own in [
+        ("our_chosen", "acc", choices),
+        ("our_read", "word_perplexity", reading),
+        ("our_written", "exact_match", writing),
+    ]:
+        task = shared | own | {"task": name, "metric_list": [{"metric": metric}]}
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(task))
     return folder
 
@@ -185,24 +178,17 @@ def test_tasks_of_a_folder_are_scored_into_eval_json_and_the_table(
     assert scores.keys() == {"our_chosen", "our_read", "our_written"}
 
 
-SETTINGS = {
-    "eval.tasks=[]: lm_eval needs the names of tasks": [],
-    "eval.fewshot=-1: must be a whole number from 0": ["eval.tasks=[a]", "eval.fewshot=-1"],
-    "eval.limit=0: must be a whole number from 1": ["eval.tasks=[a]", "eval.limit=0"],
-}
-
-
-@pytest.mark.parametrize("message", SETTINGS)
-def test_settings_out_of_range_are_refused(message: str) -> None:
-    settings = eval_settings("eval.parts=[lm_eval]", *SETTINGS[message])
-    with pytest.raises(ConfigError) as refused:
-        check_settings(settings, [])
-    assert str(refused.value).startswith(message)
-
-
-def test_a_setting_of_tasks_is_refused_without_them() -> None:
-    with pytest.raises(ConfigError, match=r"eval.tasks=.*: does nothing here, it is for lm_eval"):
-        check_settings(eval_settings("eval.parts=[loss]", "eval.tasks=[a]"), ["eval.parts", "eval.tasks"])
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ([], r"eval.tasks=\[\]: lm_eval needs the names of tasks"),
+        (["eval.tasks=[a]", "eval.fewshot=-1"], "eval.fewshot=-1: must be a whole number from 0"),
+        (["eval.tasks=[a]", "eval.limit=0"], "eval.limit=0: must be a whole number from 1"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        check_settings(eval_settings("eval.parts=[lm_eval]", *settings), [])
 
 
 def test_without_the_harness_its_pip_line_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,14 +197,14 @@ def test_without_the_harness_its_pip_line_is_told(monkeypatch: pytest.MonkeyPatc
         check_settings(eval_settings("eval.parts=[lm_eval]", "eval.tasks=[a]"), [])
 
 
-def test_a_folder_of_tasks_that_does_not_exist_is_refused(trained: Trained) -> None:
-    settings = eval_settings("eval.parts=[lm_eval]", "eval.tasks=[a]", "eval.task_path=nowhere")
-    with pytest.raises(ConfigError, match=r"eval.task_path=nowhere: is no folder"):
-        evaluate(trained("arch=llama2"), settings)
-
-
 @pytest.mark.slow
-def test_an_unknown_task_is_refused_with_the_nearest(trained: Trained, tasks: Path) -> None:
-    settings = eval_settings("eval.parts=[lm_eval]", "eval.tasks=[hellaswagg]", f"eval.task_path={tasks}")
-    with pytest.raises(ConfigError, match=r"eval.tasks: hellaswagg is no task of lm-eval .*did you mean hellaswag\?"):
-        evaluate(trained("arch=llama2"), settings)
+def test_an_unknown_task_is_refused_with_the_nearest_and_so_is_a_folder_that_does_not_exist(
+    trained: Trained, tasks: Path
+) -> None:
+    for path, message in (
+        (tasks, r"eval.tasks: hellaswagg is no task of lm-eval .*did you mean hellaswag\?"),
+        ("nowhere", r"eval.task_path=nowhere: is no folder"),
+    ):
+        settings = eval_settings("eval.parts=[lm_eval]", "eval.tasks=[hellaswagg]", f"eval.task_path={path}")
+        with pytest.raises(ConfigError, match=message):
+            evaluate(trained("arch=llama2"), settings)

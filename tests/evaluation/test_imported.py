@@ -97,48 +97,46 @@ def test_it_stands_beside_runs_on_the_same_text(
 
 
 @pytest.mark.slow
-def test_an_imported_model_writes_and_is_timed_without_a_text(imported: Path, evaluating: Command) -> None:
+def test_an_imported_model_writes_and_is_timed_without_a_text_but_not_without_a_tokenizer(
+    imported: Path, evaluating: Command
+) -> None:
     ran = evaluating(f"run={imported}", "prompt=def", "max_new_tokens=5")
     assert ran.code == 0
     assert ran.out.startswith("def")
     timed = evaluating(f"run={imported}", "eval.parts=[speed,sample]", *QUICK[:3])
     assert (timed.code, timed.err) == (0, "")
     assert "data_hash" not in found(imported)
+    (imported / "tokenizer.json").unlink()
+    refused = evaluating(f"run={imported}", "eval.parts=[speed]")
+    assert refused.err == f"error: run={imported}: has no tokenizer; put its tokenizer.json into the folder\n"
 
 
-REFUSED = {
-    "no text": ([], "data: the parts loss, length, cache need a text, and run="),
-    "no files": (["data=text"], "data.files=???: needs a value, such as "),
-    "no such text": (["data=shakespear"], "data=shakespear: no such option (did you mean shakespeare?)"),
-    "beside nothing": (["data=stdlib", "beside=nowhere"], "beside=nowhere: holds no run; name folders of runs"),
-    "idle comparison": (["beside=nowhere", "eval.parts=[speed]"], "beside=nowhere: does nothing here, it is for le"),
-    "idle text": (["data=stdlib", "eval.parts=[speed]"], "data="),
-    "masked": (["data=stdlib", "data.document_mask=true"], "data.document_mask=true: is for models that were trained"),
-    "average": (["data=stdlib", "weights=ema"], "weights=ema: "),
-    "probe": (["data=copy"], "data=copy: "),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_evaluated_is_refused_in_one_line(case: str, imported: Path, evaluating: Command) -> None:
-    overrides, beginning = REFUSED[case]
-    ran = evaluating(f"run={imported}", *overrides)
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("", "data: the parts loss, length, cache need a text, and run="),
+        ("data=text", "data.files=???: needs a value, such as "),
+        ("data=shakespear", "data=shakespear: no such option (did you mean shakespeare?)"),
+        ("data=stdlib beside=nowhere", "beside=nowhere: holds no run; name folders of runs"),
+        ("beside=nowhere eval.parts=[speed]", "beside=nowhere: does nothing here, it is for le"),
+        ("data=stdlib eval.parts=[speed]", "data="),
+        ("data=stdlib data.document_mask=true", "data.document_mask=true: is for models that were trained"),
+        ("data=stdlib weights=ema", "weights=ema: "),
+        ("data=copy", "data=copy: "),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused_in_one_line(
+    overrides: str, message: str, imported: Path, evaluating: Command
+) -> None:
+    ran = evaluating(f"run={imported}", *overrides.split())
     assert ran.code == 2
-    assert ran.err.startswith(f"error: {beginning}")
+    assert ran.err.startswith(f"error: {message}")
     assert len(ran.err.splitlines()) == 1
 
 
-def test_a_model_without_a_tokenizer_is_refused(imported: Path, evaluating: Command) -> None:
-    (imported / "tokenizer.json").unlink()
-    ran = evaluating(f"run={imported}", "eval.parts=[speed]")
-    assert ran.err == f"error: run={imported}: has no tokenizer; put its tokenizer.json into the folder\n"
-
-
-@pytest.mark.parametrize("setting", ["data=stdlib", "beside=."])
-def test_a_run_is_evaluated_on_its_own_text(
-    setting: str, evaluating: Command, trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(trained())
-    ran = evaluating("run=.", setting)
-    assert ran.code == 2
-    assert ran.err.startswith(f"error: {setting.partition('=')[0]}: is for imported models, and run=")
+def test_a_run_is_evaluated_on_its_own_text(evaluating: Command, trained: Callable[..., Path]) -> None:
+    run = trained()
+    for key, value in {"data": "stdlib", "beside": run}.items():
+        ran = evaluating(f"run={run}", f"{key}={value}")
+        assert ran.code == 2
+        assert ran.err.startswith(f"error: {key}: is for imported models, and run=")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -19,13 +20,13 @@ from llama_lab.model import Decoder
 from llama_lab.runs.evaluation import Evaluation, LengthLoss
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
-from llama_lab.training.command import train_run
 from llama_lab.util.errors import ConfigError
 from tests.composing import decoder, eval_settings, options
-from tests.conftest import Command, Ran
-from tests.training.tiny import pieces, planned
+from tests.conftest import Command
+from tests.training.tiny import planned
 
 CPU = torch.device("cpu")
+LENGTHS = ["train.tokens=2560", "train.eval_lengths=[1,2]"]
 CONTEXT = 32  # of size=pico
 ENDLESS = [position for position in options("position") if position != "learned"]
 ATTENTION = {
@@ -90,29 +91,13 @@ def test_a_longer_context_costs_what_a_model_built_for_it_pays_through_its_cache
     assert long.losses == pytest.approx([sum(costs) / len(costs) for costs in paid], abs=1e-3)
 
 
-def test_the_trained_length_has_the_loss_of_the_ordinary_validation(tiny: list[str], tmp_path: Path) -> None:
-    parts = pieces(*tiny, f"runs_dir={tmp_path}", "train.tokens=2560")
-    assert parts.fit() == "done"
-    for batch_tokens in (1, 8 * CONTEXT, 10**6):
-        (trained,) = at_lengths(parts.module.model, parts.dataset.val, batch_tokens=batch_tokens)
-        assert trained.loss == pytest.approx(parts.rows[-1]["val/loss"], abs=1e-6)
-
-
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
-def test_a_run_is_evaluated_in_its_precision(precision: str, tiny: list[str], tmp_path: Path) -> None:
-    run = planned(
-        *tiny,
-        f"runs_dir={tmp_path}",
-        "train.tokens=2560",
-        f"trainer.precision={precision}",
-        "trainer.accelerator=cpu",
-        "train.eval_lengths=[1]",
-    )
-    assert train_run(run) == "done"
-    summary, result = Summary.load(run.folder.path), Evaluation.load(run.folder.path)
+def test_a_run_is_evaluated_in_its_precision(precision: str, trained: Callable[..., Path]) -> None:
+    run = trained(f"trainer.precision={precision}", "trainer.accelerator=cpu", "train.eval_lengths=[1]")
+    summary, result = Summary.load(run), Evaluation.load(run)
     for name in ("val/loss", "val/bits_per_byte"):
         assert result.metrics[name] == pytest.approx(summary.metrics[name], abs=1e-6)
-    assert evaluate(run.folder.path, eval_settings("eval.parts=[loss]", "trainer.accelerator=cpu")) == result
+    assert evaluate(run, eval_settings("eval.parts=[loss]", "trainer.accelerator=cpu")) == result
 
 
 def test_the_trained_length_comes_first_and_once_and_then_the_others_from_the_shortest() -> None:
@@ -140,22 +125,30 @@ def test_buckets_of_positions_weighted_by_their_tokens_give_back_the_loss(multip
 
 @pytest.mark.parametrize("batch_tokens", [1, 100, 128, 10**6])
 def test_every_token_is_read_once_in_batches_no_larger_than_asked_for_or_of_one_window(batch_tokens: int) -> None:
-    model, tokens = lively(), stream(300)
+    model, tokens = lively("attention=gqa"), stream(300)
     batches: list[Tensor] = []
-    model.register_forward_pre_hook(lambda _, inputs: batches.append(inputs[0]))
+    handle = model.register_forward_pre_hook(lambda _, inputs: batches.append(inputs[0]))
     found = at_lengths(model, tokens, 2.5, batch_tokens=batch_tokens)
+    handle.remove()
     for length in (32, 80):
         mine = [batch for batch in batches if batch.shape[1] == length]
         assert torch.cat([batch.flatten() for batch in mine])[:299].tolist() == tokens[:-1].tolist()
         assert sum(len(batch) for batch in mine) == -(-299 // length)
         assert all(len(batch) == 1 or batch.numel() <= batch_tokens for batch in mine)
     assert [sum(entry.tokens) for entry in found] == [299, 299]
+    assert found[0].loss == pytest.approx(at_lengths(model, tokens)[0].loss, abs=1e-6)
 
 
-def test_learned_positions_are_told_that_they_cannot_go_further() -> None:
+def test_learned_positions_are_told_that_they_cannot_go_further(command: Command, tiny: list[str]) -> None:
+    note = "cannot: learned positions end at 32"
     trained, longer = at_lengths(lively("position=learned"), stream(300), 2)
     assert trained.loss is not None
-    assert longer == LengthLoss(64, note="cannot: learned positions end at 32")
+    assert longer == LengthLoss(64, note=note)
+    ran = command(*tiny, *LENGTHS, "position=learned")
+    assert ran.code == 0, "a run is done all the same"
+    of_run, longer_of_run = Evaluation.load(ran.run).lengths
+    assert of_run.loss is not None
+    assert (longer_of_run.loss, longer_of_run.note) == (None, note)
 
 
 def test_a_text_shorter_than_a_window_is_not_read() -> None:
@@ -164,19 +157,20 @@ def test_a_text_shorter_than_a_window_is_not_read() -> None:
     assert at_lengths(lively(), stream(65), 2)[1].tokens == [1] * 64
 
 
-def out_of_memory(x: Tensor) -> Tensor:
-    raise torch.OutOfMemoryError("no room")
-
-
 @pytest.mark.parametrize(
     ("fault", "note"),
-    [(lambda x: x * torch.nan, "cannot: the loss is nan"), (out_of_memory, "cannot: out of memory")],
+    [(None, "cannot: the loss is nan"), (torch.OutOfMemoryError("no room"), "cannot: out of memory")],
 )
 def test_what_fails_at_a_longer_context_leaves_the_other_lengths(
-    fault: Callable[[Tensor], Tensor], note: str, monkeypatch: pytest.MonkeyPatch
+    fault: Exception | None, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def embed(x: Tensor, positions: Tensor) -> Tensor:
+        if len(positions) == 64 and fault:
+            raise fault
+        return x * torch.nan if len(positions) == 64 else x
+
     model = lively()
-    monkeypatch.setattr(model.position, "embed", lambda x, positions: fault(x) if len(positions) == 64 else x)
+    monkeypatch.setattr(model.position, "embed", embed)
     trained, double, triple = at_lengths(model, stream(300), 2, 3)
     assert double == LengthLoss(64, note=note)
     assert trained.loss is not None
@@ -196,18 +190,6 @@ def test_a_multiple_that_is_no_number_from_1_up_is_refused(value: str, tiny: lis
         planned(*tiny, f"train.eval_lengths=[1,{value}]")
 
 
-def test_bad_lengths_are_refused_in_one_line_before_anything_is_written(command: Command, tiny: list[str]) -> None:
-    refused = command(*tiny, "train.eval_lengths=[2,0.5]")
-    assert refused.code == 2
-    assert refused.err == (
-        "error: train.eval_lengths=[2, 0.5]: 0.5 is no multiple of the context; give numbers from 1 to 1e6\n"
-    )
-    assert not (refused.cwd / "runs").exists()
-
-
-LENGTHS = ["train.tokens=2560", "train.eval_lengths=[1,2]"]
-
-
 def test_a_run_and_an_evaluation_of_its_folder_find_the_same_at_all_lengths(command: Command, tiny: list[str]) -> None:
     ran = command(*tiny, *LENGTHS)
     assert (ran.code, ran.err) == (0, "")
@@ -223,26 +205,11 @@ def test_a_run_and_an_evaluation_of_its_folder_find_the_same_at_all_lengths(comm
     assert json.loads((ran.run / "eval.json").read_text()) == written
 
 
-def test_a_run_whose_positions_end_is_done_all_the_same(command: Command, tiny: list[str]) -> None:
-    ran = command(*tiny, *LENGTHS, "position=learned")
-    assert ran.code == 0
-    trained, longer = json.loads((ran.run / "eval.json").read_text())["lengths"]
-    assert trained["loss"] > 0
-    assert (longer["loss"], longer["note"]) == (None, "cannot: learned positions end at 32")
-
-
-def test_a_run_that_asks_for_no_lengths_leaves_its_evaluation_to_eval_py(finished: Ran) -> None:
-    assert not (finished.run / "eval.json").exists()
-
-
 def test_a_run_killed_in_this_evaluation_is_not_done_and_makes_up_for_it(
     command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
     with monkeypatch.context() as patched:
-        patched.setattr("llama_lab.training.recording.evaluation", killed)
+        patched.setattr("llama_lab.training.recording.evaluation", Mock(side_effect=KeyboardInterrupt))
         stopped = command(*tiny, *LENGTHS)
     status = RunFolder(stopped.run).status
     assert status is not None

@@ -4,6 +4,7 @@ import csv
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from llama_lab.model.loss import IGNORE
 from llama_lab.runs.stored import Summary
 from llama_lab.training.checkpointing import Checkpointing
 from llama_lab.training.command import train_run
-from tests.conftest import Command
+from tests.conftest import Command, RunTrain
 from tests.training.tiny import identical, planned, repeatable, rows, trained_state
 
 RUN = ["size=pico", "train.batch_size=8", "train.tokens=5120", "logger=none", "train.evaluations=2"]  # 20 steps
@@ -50,11 +51,8 @@ def test_accuracy_and_loss_are_those_of_the_answers_alone(run: Path) -> None:
     assert summary.metrics["val/accuracy"] == pytest.approx(sum(right) / len(right))
     assert summary.entropy_floor == 0.0
     assert rows(run)[-1]["val/accuracy"] == summary.metrics["val/accuracy"]
-
-
-def test_longer_sequences_have_an_accuracy_too(run: Path) -> None:
     trained, longer = json.loads((run / "eval.json").read_text())["lengths"]
-    assert trained["accuracy"] == pytest.approx(Summary.load(run).metrics["val/accuracy"])
+    assert trained["accuracy"] == pytest.approx(summary.metrics["val/accuracy"])
     assert (longer["length"], sum(longer["tokens"])) == (64, 21 * (64 - 17))
     assert 0 <= longer["accuracy"] <= 1
     assert min(trained["positions"]) == 17, "no answer comes before"
@@ -62,23 +60,21 @@ def test_longer_sequences_have_an_accuracy_too(run: Path) -> None:
 
 def test_a_sample_shows_every_answer_and_the_right_one_beside_a_wrong_one(run: Path) -> None:
     shown = (run / "sample.txt").read_text().split()
-    inputs, targets = open_dataset(load_run(run).cfg).val_windows(32)[0]
+    loaded = load_run(run)
+    data = open_dataset(loaded.cfg)
+    inputs, targets = data.val_windows(32)[0]
     assert len(shown) == 32
     assert [symbol.partition("(")[0] for symbol in shown[:17]] == [f"s{i}" for i in inputs[1:18]]
     assert all(symbol.endswith((f"s{t})", f"s{t}")) for symbol, t in zip(shown[17:], targets[17:], strict=True))
-
-
-def test_a_sample_of_no_symbols_is_empty(run: Path) -> None:
-    loaded = load_run(run)
-    assert answers_text(loaded.model, open_dataset(loaded.cfg), 0, Sampling(temperature=0), seed=1) == ""
+    assert answers_text(loaded.model, data, 0, Sampling(temperature=0), seed=1) == "", "of no symbols it is empty"
 
 
 def test_a_stopped_run_goes_on_to_the_same_last_bit(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = Checkpointing.on_train_batch_end
 
-    def cut(self: Checkpointing, trainer: object, *rest: object) -> None:
-        saved(self, trainer, *rest)  # type: ignore[arg-type]
-        if trainer.global_step == 7:  # type: ignore[attr-defined]
+    def cut(self: Checkpointing, trainer: Any, *rest: Any) -> None:
+        saved(self, trainer, *rest)
+        if trainer.global_step == 7:
             raise MemoryError
 
     overrides = (*INDUCTION, "train.eval_lengths=[2]", "train.checkpoint_every=4", f"runs_dir={tmp_path}")
@@ -128,10 +124,8 @@ def test_a_study_reports_the_accuracy(command: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("trainer", "world"), [("ddp", 2), ("fsdp", 2)])
-def test_devices_share_a_probe(trainer: str, world: int, run_train: object, run: Path) -> None:
-    devices = (f"trainer={trainer}", f"trainer.devices={world}", "trainer.accelerator=cpu")
-    ran = run_train(*INDUCTION, *devices)  # type: ignore[operator]
+def test_devices_share_a_probe(run_train: RunTrain, run: Path) -> None:
+    ran = run_train(*INDUCTION, "trainer=fsdp", "trainer.devices=2", "trainer.accelerator=cpu")
     assert ran.code == 0, ran.err
     for ours, one in zip(repeatable(ran.run), repeatable(run), strict=True):
         assert ours == pytest.approx(one, rel=1e-4)

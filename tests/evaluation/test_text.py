@@ -1,5 +1,6 @@
 """Prompts go on: at once, each as if it were alone, and never with half a character on the screen."""
 
+import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -27,27 +28,18 @@ def texts_of(run: TrainedRun, prompts: Sequence[str], *overrides: str) -> list[l
     return [text.tokens for text in texts]
 
 
-class Screen:
-    """A standard output that remembers what came when."""
+class Screen(io.StringIO):
+    """A standard output that remembers what it has shown."""
 
-    def __init__(self, terminal: bool = False) -> None:
-        self.pieces: list[str] = []
-        self.flushed = 0
-        self._terminal = terminal
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.shown, self._terminal = "", terminal
 
     def isatty(self) -> bool:
         return self._terminal
 
-    def write(self, piece: str) -> int:
-        self.pieces.append(piece)
-        return len(piece)
-
     def flush(self) -> None:
-        self.flushed = len(self.pieces)
-
-    @property
-    def shown(self) -> str:
-        return "".join(self.pieces[: self.flushed])
+        self.shown = self.getvalue()
 
 
 @pytest.fixture
@@ -155,22 +147,24 @@ def test_without_a_length_text_goes_on_for_200_tokens_or_as_far_as_the_context_r
         assert encode_prompts(run.tokenizer, run.model, ["d"], eval_settings("max_new_tokens=7"))[1] == 7
 
 
-REFUSED = {
-    "prompt: with the mark that begins it, it has 41 tokens, and the model's context ends at 32": ["d" * 40],
-    "prompt: with the mark that begins it, it has 32 tokens, and the model's context ends at 32": ["d", "d" * 31],
-    "prompt=§: tokenizer=char: no id for '§'": ["d", "§"],
-}
+LONG = "prompt: with the mark that begins it, it has {} tokens, and the model's context ends at 32"
 
 
-@pytest.mark.parametrize("message", REFUSED)
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (["d" * 40], LONG.format(41)),
+        (["d", "d" * 31], LONG.format(32)),
+        (["d", "§"], "prompt=§: tokenizer=char: no id for '§'"),
+    ],
+)
 def test_a_prompt_that_cannot_go_on_is_refused_before_anything_is_computed(
-    message: str, learned: Path, monkeypatch: pytest.MonkeyPatch
+    prompts: list[str], message: str, learned: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = load_run(learned)
-    monkeypatch.setattr(run.model, "read", None)
-    with pytest.raises(ConfigError) as error:
-        next(generate_texts(run.tokenizer, run.model, REFUSED[message], eval_settings()))
-    assert str(error.value).startswith(message)
+    monkeypatch.setattr(run.model, "run_blocks", None)
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        next(generate_texts(run.tokenizer, run.model, prompts, eval_settings()))
 
 
 def test_a_model_that_has_diverged_is_told_in_one_line(endless: Path) -> None:

@@ -1,5 +1,6 @@
 """A run's folder may be anybody's: it names nothing that is built before it is known, and reads no environment."""
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from llama_lab.config.components import packaged_targets
-from llama_lab.config.trust import Trust, read_stored
+from llama_lab.config.trust import read_stored
 from llama_lab.evaluation.load import load_run
 from llama_lab.runs.folder import write_yaml
 from llama_lab.util.errors import ConfigError
@@ -28,42 +29,36 @@ def with_target(run: Path, key: str, node: Any) -> Path:
     return run
 
 
-ATTACKS = {
-    "a shell": ("model.norm", {"_target_": "os.system", "command": "touch {harm}"}),
-    "a shell inside torch": (
-        "model.norm",
-        {"_target_": "torch.utils.collect_env.run", "command": "touch {harm}"},
-    ),
-    "a file": ("data.source", {"_target_": "pathlib.Path.write_text", "self": "{harm}", "data": "x"}),
-    "inside a component": ("model.ffn.activation", {"_target_": "pathlib.Path.touch", "_args_": ["{harm}"]}),
-    "inside a list": ("model.extra", [{"deep": [{"_target_": "os.mkdir", "path": "{harm}"}]}]),
-    "no text": ("model.norm", {"_target_": ["os.mkdir"]}),
-    "through ours": ("model.norm", {"_target_": "llama_lab.util.files.threading.Thread"}),
-    "an interpolation": ("model.norm", {"_target_": "${oc.env:HARM}", "path": "{harm}"}),
-}
-
-
-def filled(node: Any, harm: Path) -> Any:
-    """The node, with the file that shall not be made."""
-    if isinstance(node, dict):
-        return {key: filled(value, harm) for key, value in node.items()}
-    if isinstance(node, list):
-        return [filled(value, harm) for value in node]
-    return node.replace("{harm}", str(harm))
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize(
+    ("key", "node"),
+    [
+        ("model.norm", '{"_target_": "os.system", "command": "touch {harm}"}'),
+        ("model.norm", '{"_target_": "torch.utils.collect_env.run", "command": "touch {harm}"}'),
+        ("data.source", '{"_target_": "pathlib.Path.write_text", "self": "{harm}", "data": "x"}'),
+        ("model.ffn.activation", '{"_target_": "pathlib.Path.touch", "_args_": ["{harm}"]}'),
+        ("model.extra", '[{"deep": [{"_target_": "os.mkdir", "path": "{harm}"}]}]'),
+        ("model.norm", '{"_target_": ["os.mkdir"]}'),
+        ("model.norm", '{"_target_": "llama_lab.util.files.threading.Thread"}'),
+        ("model.norm", '{"_target_": "${oc.env:HARM}", "path": "{harm}"}'),
+    ],
+)
 def test_a_config_that_names_foreign_code_is_refused_before_anything_is_built(
-    attack: str, endless: Path, copied: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    key: str, node: str, endless: Path, copied: Copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     harm = tmp_path / "harm"
     monkeypatch.setenv("HARM", "os.mkdir")
-    key, node = ATTACKS[attack]
-    run = with_target(copied(endless), key, filled(node, harm))
-    with pytest.raises(ConfigError, match=r"resolved\.yaml names .* could run any code; .* add trust=\[") as error:
+    run = with_target(copied(endless), key, json.loads(node.replace("{harm}", str(harm))))
+    with pytest.raises(ConfigError, match=r"^.*resolved\.yaml names .* could run any code; .* add trust=\[.*$"):
         load_run(run)
-    assert "\n" not in str(error.value)
     assert not harm.exists()
+
+
+def test_a_stored_config_reads_no_environment_variable(
+    endless: Path, copied: Copied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", "hunter2")
+    run = with_target(copied(endless), "train.prompt", "${oc.env:SECRET}")
+    assert load_run(run).cfg.train.prompt == "${oc.env:SECRET}"
 
 
 def test_eval_py_says_what_to_add_and_takes_it(
@@ -83,8 +78,7 @@ def test_eval_py_says_what_to_add_and_takes_it(
     assert evaluating(f"run={run}", "prompt=", "max_new_tokens=3", "trust=[trusted_lab]").code == 0
     for target in ("trusted_lab.norm.os.system", "trusted_lab.norm.RMSNorm"):
         with_target(run, "model.norm._target_", target)
-        if target in packaged_targets():
-            continue
+        assert target not in packaged_targets()
         refused = evaluating(f"run={run}", "prompt=", "max_new_tokens=3", "trust=[trusted_lab]")
         assert f"names {target}, " in refused.err
 
@@ -101,14 +95,6 @@ def test_the_components_of_this_command_s_config_dir_are_known(
     assert evaluating("--config-dir", str(tmp_path / "mine"), f"run={run}", "prompt=", "max_new_tokens=3").code == 0
 
 
-def test_a_stored_config_reads_no_environment_variable(
-    endless: Path, copied: Copied, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SECRET", "hunter2")
-    run = with_target(copied(endless), "train.prompt", "${oc.env:SECRET}")
-    assert load_run(run).cfg.train.prompt == "${oc.env:SECRET}"
-
-
 @given(text=st.text(st.sampled_from("ab\\${}:.'\"\n#é"), max_size=12))
 def test_what_a_run_writes_is_what_is_read_whatever_the_text(
     text: str, tmp_path_factory: pytest.TempPathFactory
@@ -117,9 +103,3 @@ def test_what_a_run_writes_is_what_is_read_whatever_the_text(
     write_yaml({"a": text, "b": [text, {"c": 1e-5}]}, file)
     assert OmegaConf.to_container(read_stored(file), resolve=True) == {"a": text, "b": [text, {"c": 1e-5}]}
     assert OmegaConf.load(file).a == text  # for those who read it without us
-
-
-def test_a_faithful_run_needs_no_trust(endless: Path) -> None:
-    cfg = read_stored(endless / "resolved.yaml")
-    Trust().check(cfg, "", lambda package: package)
-    assert "llama_lab.model.Decoder" in packaged_targets()

@@ -125,7 +125,8 @@ def scaling_sentences(scaling: Scaling) -> list[str]:
     return [
         *found,
         *(
-            f"No power law is fitted to {option.option}, which has {option.not_fittable}: its losses are points."
+            f"No power law is fitted to {option.option}, which has {option.not_fittable}: its losses are shown as "
+            "points."
             for option in others
             if option.not_fittable
         ),

@@ -2,10 +2,11 @@
 
 import math
 import random
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -298,16 +299,8 @@ def inference(arm: str, longest: int, heads: int, slower: float) -> Inference:
 
     def speed(batch_size: int, context: int) -> Speed:
         cached, uncached = (900 * batch_size**0.8 - context * heads / 5) / slower, 30_000 / context / slower
-        decode = spread(cached)
-        return Speed(
-            batch_size,
-            context,
-            3,
-            decode,
-            spread(uncached),
-            spread(cached / uncached),
-            spread(context * batch_size / 4e5),
-        )
+        gain, prefill = spread(cached / uncached), spread(context * batch_size / 4e5)
+        return Speed(batch_size, context, 3, spread(cached), spread(uncached), gain, prefill)
 
     def cache(dtype: str, context: int, size: int) -> CacheSize:
         content = float(context * heads * size * 256)
@@ -340,11 +333,11 @@ def watched() -> Result:
 
 def measured() -> Result:
     """Inference, measured in most arms: one of them at shorter contexts, one with smaller caches."""
-    arms = [
+    arms = tuple(
         inference(name, 256 if name == "vanilla" else 512, 1 if "gqa" in name else 4, 1 + index / 10)
-        for index, name in enumerate(LADDER)
-    ]
-    return replace(ladder(), inference=tuple(arms[:-1]))
+        for index, name in enumerate(list(LADDER)[:-1])
+    )
+    return replace(ladder(), inference=arms)
 
 
 def everything() -> Result:
@@ -390,48 +383,32 @@ def unfinished() -> Result:
     return replace(found, arms=arms, unfinished=runs, **nothing)
 
 
+def nans(value: Any, *only: str) -> Any:
+    """The same with nan in place of every float, of a dataclass in these fields alone if some are named."""
+    if isinstance(value, float):
+        return math.nan
+    if isinstance(value, list | tuple):
+        return type(value)(nans(one, *only) for one in value)
+    if isinstance(value, dict):
+        return {key: nans(one) for key, one in value.items()}
+    if is_dataclass(value):
+        names = only or [field.name for field in fields(value)]
+        return replace(value, **{name: nans(getattr(value, name)) for name in names})
+    return value
+
+
 def unknown() -> Result:
     """Every number is nan."""
-    nan = math.nan
     found = everything()
-    nothing = Estimate(1, nan, nan, nan, nan)
-    none = PairedDifference(1, nan)
     arms = tuple(
         replace(
-            arm,
-            arm=replace(arm.arm, residual=nan),
-            loss=nothing,
-            bits=nothing,
-            to_previous=Comparison(arm.name, "x", (1,), none, none),
-            to_baseline=Comparison(arm.name, "x", (1,), none, none),
-            to_reach=dict.fromkeys(arm.to_reach, nan),
-            costs=dict.fromkeys(arm.costs, nan),
+            nans(arm, "loss", "bits", "to_previous", "to_baseline", "to_reach"),
+            arm=replace(arm.arm, residual=math.nan),
+            costs=dict.fromkeys(arm.costs, math.nan),
         )
         for arm in found.arms
     )
-    nans = [nan] * 5
-    spread_out = Spread(nan, nan, nan)
-    return replace(
-        found,
-        scaling=None,
-        arms=arms,
-        curves=tuple(
-            replace(c, mean=[nan] * len(c.mean), low=[nan] * len(c.mean), high=[nan] * len(c.mean))
-            for c in found.curves
-        ),
-        inference=(
-            Inference(
-                "vanilla",
-                (Speed(1, 256, 3, spread_out, None, spread_out, spread_out),),
-                (CacheSize("bfloat16", 256, spread_out, spread_out),),
-            ),
-        ),
-        difference_curves=tuple(
-            replace(c, mean=[nan] * 12, low=[nan] * 12, high=[nan] * 12) for c in found.difference_curves
-        ),
-        effects=(Effect(("norm",), PairedDifference(1, nan)),),
-        interactions=(),
-        learning_rates=(LearningRates("vanilla", [nan] * 5, [nothing] * 5, [0] * 5, nan, False, nan),),
-        lengths=(Lengths("vanilla", 256, {256: nothing}, {256: (nans, nans)}),),
-        telemetry=(Telemetry("vanilla", [1.0], {"block_grad_norm": [[nan]], "ffn_grad_norm": [[nan]]}),),
-    )
+    parts = {name: nans(getattr(found, name)) for name in ("inference", "effects", "lengths")}
+    parts["learning_rates"] = tuple(replace(nans(one), diverged=[0] * 5) for one in found.learning_rates)
+    parts |= {name: nans(getattr(found, name), "mean", "low", "high") for name in ("curves", "difference_curves")}
+    return replace(found, arms=arms, scaling=None, interactions=(), telemetry=nans(found.telemetry, "values"), **parts)

@@ -334,13 +334,6 @@ def plant_end(run: Path, status: str, message: str, kept_rows: int) -> None:
     (run / "metrics.csv").write_text("".join(lines[: 1 + kept_rows]))
 
 
-def plant_cut_line(run: Path) -> None:
-    """Cut metrics.csv in the middle of its last line, as a kill does."""
-    text = (run / "metrics.csv").read_text()
-    last_line = text.rstrip("\n").rfind("\n") + 1
-    (run / "metrics.csv").write_text(text[: last_line + 12])
-
-
 def remove_run(run: Path) -> None:
     """Leave nothing of a run that the study lists."""
     shutil.rmtree(run)

@@ -27,7 +27,6 @@ from tests.analysis.synthetic import (
     TOKENS_PER_STEP,
     change_metrics,
     plant_config,
-    plant_cut_line,
     plant_end,
     plant_facts,
     remove_run,
@@ -455,16 +454,6 @@ def test_a_long_curve_is_thinned_and_keeps_its_last_point(tmp_path: Path) -> Non
     assert 100 < len(curve.tokens) == len(curve.mean) <= 200
     assert (curve.tokens[-1], curve.mean[-1]) == (9990, 5 - 999 / 1000)
     assert curve.tokens == sorted(curve.tokens)
-
-
-def test_a_half_written_line_of_metrics_is_left_out(tmp_path: Path) -> None:
-    study = write_study(tmp_path, {"base": 0.0, "arm": -0.1})
-    whole = analyse(study, tmp_path)
-    plant_cut_line(tmp_path / "arm/seed=2")  # the last line holds the last validation loss
-    cut = analyse(study, tmp_path)
-    before, after = (next(c for c in r.curves if c.arm == "arm" and c.metric == "val/loss") for r in (whole, cut))
-    assert after.tokens == before.tokens[:-1]
-    assert arm(cut, "arm").loss == arm(whole, "arm").loss  # summary.json has it
 
 
 def test_curves_of_differences_end_in_the_verdicts_interval_and_are_judged_alike_before(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from llama_lab.analysis.analyse import analyse
-from llama_lab.analysis.result import ArmResult
+from llama_lab.analysis.result import ArmResult, Result
 from llama_lab.analysis.scaling_gains import iso_flop_lines, scaled, scaling_sentences
 from llama_lab.analysis.scaling_law import Point
 from llama_lab.report import figures
@@ -21,7 +21,7 @@ from llama_lab.report.summary import summary_rows
 from llama_lab.report.tables import tables
 from llama_lab.runs.record import Record
 from llama_lab.runs.stored import Environment
-from llama_lab.runs.study import Arm, ArmSpeed, StudySpeed
+from llama_lab.runs.study import Arm, ArmSpeed, Study, StudySpeed
 from llama_lab.util.formatting import UNKNOWN
 from tests.analysis import results
 from tests.analysis.simulate_scaling import Condition, draw
@@ -36,108 +36,102 @@ def arms_of(option: str, points: Sequence[Point], speed: float = 100.0) -> list[
     for point in points:
         name = f"{option}-{point.size}-{point.budget:g}"
         costs = {"params": point.params, "train_flops_per_token": point.flops / point.tokens}
+        summaries = {seed: {"val/loss": loss, "tokens": point.tokens} for seed, loss in point.losses.items()}
+        environment = Environment(metrics=costs)
         records = tuple(
-            Record(
-                Path(name),
-                name,
-                seed,
-                "done",
-                environment=Environment(metrics=costs),
-                summary={"val/loss": loss, "tokens": point.tokens},
-            )
-            for seed, loss in point.losses.items()
+            Record(Path(name), name, seed, "done", environment=environment, summary=summary)
+            for seed, summary in summaries.items()
         )
         arm = Arm(name, {"ffn": option, "size": point.size, "tokens_per_parameter": f"{point.budget:g}"})
         found.append(ArmResult(arm, (), records, None, None, costs=costs | {"perf/tokens_per_second": speed}))
     return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def arms() -> list[ArmResult]:
     """Those of a study whose second option is worth 1.4 times the compute, and trains half as fast."""
     reference, option = draw(GAIN, np.random.default_rng(0))
     return [*arms_of("relu", reference), *arms_of("swiglu", option, speed=50.0)]
 
 
-def test_arms_become_the_points_of_their_options(arms: list[ArmResult]) -> None:
-    found = scaled(arms, "val/loss")
-    reference, option = draw(GAIN, np.random.default_rng(0))
-    for own, points in zip(found.options, (reference, option), strict=True):
+@pytest.fixture(scope="module")
+def result(arms: list[ArmResult]) -> Result:
+    """A result with the scaling of these arms."""
+    return replace(results.ladder(), scaling=scaled(arms, "val/loss"))
+
+
+def gains_in_summary(result: Result, arms: Sequence[ArmResult]) -> dict[str, float | None]:
+    """What the summary of a study of these arms has as their gains."""
+    study = replace(result.study, design="scaling")
+    return {row["arm"]: row["gain_mean"] for row in summary_rows(replace(result, study=study, arms=tuple(arms)))}
+
+
+def diverged(arm: ArmResult) -> ArmResult:
+    first, *others = arm.records
+    return replace(arm, records=(replace(first, status="diverged"), *others))
+
+
+def test_arms_become_the_points_of_their_options(result: Result) -> None:
+    for own, points in zip(result.scaling.options, draw(GAIN, np.random.default_rng(0)), strict=True):
         assert [(p.cell, p.losses) for p in own.points] == [(p.cell, p.losses) for p in points]
         assert [(p.params, p.tokens) for p in own.points] == [(p.params, p.tokens) for p in points]
-    assert [gain.speed for gain in found.options[1].gains.every] == [0.5] * 12
+    assert [gain.speed for gain in result.scaling.options[1].gains.every] == [0.5] * 12
 
 
-def test_an_arm_with_a_diverged_run_gives_no_point(arms: list[ArmResult]) -> None:
-    first, *others = arms[0].records
-    diverged = replace(arms[0], records=(replace(first, status="diverged"), *others))
-    found = scaled([diverged, *arms[1:]], "val/loss")
-    assert len(found.options[0].points) == 11
-    assert found.not_fittable == "relu has 11 points of 4 sizes and 3 budgets, where a law needs 4 by 3"
-
-
-def test_the_verdict_states_the_gain_also_in_time_and_its_trend(arms: list[ArmResult]) -> None:
-    verdict, explained = scaling_sentences(scaled(arms, "val/loss"))
+def test_the_verdict_states_the_gain_also_in_time_and_its_trend(result: Result) -> None:
+    verdict, explained = scaling_sentences(result.scaling)
     assert re.match(r"swiglu is worth 1\.(39|4)\d* \[1\.3\d*,\s1\.4\d*\] times the compute of relu at 960 TF", verdict)
     assert "; with measured training speeds, 0.70 times the time" in verdict
     assert re.search(r"the gain holds within 10% \(\S+ \[0\.9\d*,\s1\.0\d*\] with every tenfold of compute\)", verdict)
     assert explained.startswith("A gain is the training FLOPs that relu would need")
 
 
-def test_speeds_that_were_not_measured_side_by_side_give_no_gain_in_time(arms: list[ArmResult]) -> None:
+def test_speeds_that_were_not_all_measured_side_by_side_give_no_gain_in_time(
+    tmp_path: Path, arms: list[ArmResult]
+) -> None:
     scaling = scaled(arms, "val/loss", is_timed=False)
     verdict, _ = scaling_sentences(scaling)
     assert verdict.startswith("swiglu is worth 1.")
     assert "the time" not in verdict
     assert {row[9] for row in tables(replace(results.ladder(), scaling=scaling))["scaling"].rows} == {UNKNOWN}
-
-
-@pytest.mark.parametrize(("measured", "is_timed"), [((), False), (("a",), False), (("a", "b"), True)])
-def test_gains_in_time_are_of_studies_all_of_whose_arms_were_measured(
-    tmp_path: Path, measured: Sequence[str], is_timed: bool
-) -> None:
-    axes = {name: {"ffn": name, "size": "nano", "tokens_per_parameter": "1"} for name in "ab"}
-    study = write_study(tmp_path, dict.fromkeys(axes, 0.0), design="scaling", match="none", axes=axes)
-    if measured:
+    study = over_sizes(tmp_path, ("nano",), "ab")
+    for measured, is_timed in (((), False), (("a-nano-1",), False), (("a-nano-1", "b-nano-1"), True)):
         speeds = dict.fromkeys(measured, ArmSpeed([12_000.0], [300.0]))
-        StudySpeed("cpu", 1, "32-true", 2, "2.13.0+cpu", speeds).save(tmp_path)
-    scaling = analyse(study, tmp_path).scaling
-    assert scaling is not None
-    assert all(math.isfinite(p.flops_per_second) == is_timed for option in scaling.options for p in option.points)
+        if speeds:
+            StudySpeed("cpu", 1, "32-true", 2, "2.13.0+cpu", speeds).save(tmp_path)
+        points = [point for option in analyse(study, tmp_path).scaling.options for point in option.points]
+        assert all(math.isfinite(point.flops_per_second) == is_timed for point in points)
 
 
 @pytest.mark.slow
-def test_a_law_that_is_not_identified_gives_no_gain_anywhere() -> None:
+def test_a_law_that_is_not_identified_gives_no_gain_anywhere(result: Result) -> None:
     reference, option = draw(Condition("noise of 20%", noise=0.2), np.random.default_rng(0))
     arms = [*arms_of("relu", reference), *arms_of("swiglu", option)]
-    scaling = scaled(arms, "val/loss")
-    (sentence,) = scaling_sentences(scaling)
+    result = replace(result, scaling=scaled(arms, "val/loss"))
+    (sentence,) = scaling_sentences(result.scaling)
     assert sentence.startswith("Worth in compute is unknown: the law of relu is not identified (alpha ")
-    result = replace(results.ladder(), scaling=scaling)
     found = tables(result)
     assert found["scaling"].head[-1] == "Loss"
-    assert f"Without gains: the law of relu is not identified ({scaling.loose})." in found["scaling"].caption
+    loose = f"Without gains: the law of relu is not identified ({result.scaling.loose})."
+    assert loose in found["scaling"].caption
     assert not any("Gain" in title for title in found["laws"].head)
     assert "Compute-equivalent gain" not in page(result)
     draw_gains, _ = figures.FIGURES["gains"]
     assert draw_gains(result) is None
-    rows = summary_rows(replace(result, arms=tuple(arms), study=replace(result.study, design="scaling")))
-    assert {row["gain_mean"] for row in rows} == {None}
+    assert {*gains_in_summary(result, arms).values()} == {None}
 
 
 def test_a_gain_that_lies_beyond_the_reference_is_not_stated(arms: list[ArmResult]) -> None:
+    def scaled_by(record: Record, factor: float) -> Record:
+        return replace(record, summary=record.summary | {"val/loss": factor * record.summary["val/loss"]})
+
     worse = [replace(arm, records=tuple(scaled_by(record, 3.0) for record in arm.records)) for arm in arms[12:]]
     verdict, *_ = scaling_sentences(scaled([*arms[:12], *worse], "val/loss"))
     assert verdict.startswith("What swiglu is worth in compute is unknown: none of its losses is one that relu reached")
 
 
-def scaled_by(record: Record, factor: float) -> Record:
-    return replace(record, summary=record.summary | {"val/loss": factor * record.summary["val/loss"]})
-
-
 @pytest.mark.slow
-def test_the_report_shows_laws_and_gains_where_they_are_known(arms: list[ArmResult]) -> None:
-    result = replace(results.ladder(), scaling=scaled(arms, "val/loss"))
+def test_the_report_shows_laws_and_gains_where_they_are_known(result: Result, arms: list[ArmResult]) -> None:
     found = tables(result)
     assert found["laws"].head[:7] == ["Option", "\u03b1", "\u03b2", "E", "A", "B", "\u03b3"]
     rows = {tuple(row[:3]): row for row in found["scaling"].rows}
@@ -148,12 +142,7 @@ def test_the_report_shows_laws_and_gains_where_they_are_known(arms: list[ArmResu
     assert all(title in page(result) for title in titles)
     points = [trace for trace in compute.gains(result).data if trace.mode == "markers"]
     assert [len(trace.x) for trace in points] == [9]
-
-
-def test_the_summary_has_the_gain_of_each_arm_where_it_is_known(arms: list[ArmResult]) -> None:
-    result = replace(results.ladder(), arms=tuple(arms), scaling=scaled(arms, "val/loss"))
-    rows = summary_rows(replace(result, study=replace(result.study, design="scaling")))
-    gains = {row["arm"]: row["gain_mean"] for row in rows}
+    gains = gains_in_summary(result, arms)
     assert gains["swiglu-1e+06-5"] == pytest.approx(1.4, rel=0.1)
     assert gains["swiglu-6.4e+07-20"] is None, "the reference has no such loss"
     assert sum(gain is not None for gain in gains.values()) == 9
@@ -162,7 +151,6 @@ def test_the_summary_has_the_gain_of_each_arm_where_it_is_known(arms: list[ArmRe
 def test_few_points_are_shown_without_a_law(arms: list[ArmResult]) -> None:
     few = [arm for arm in arms if arm.arm.axes["size"] in ("1e+06", "4e+06")]
     result = replace(results.ladder(), scaling=scaled(few, "val/loss"))
-    assert result.scaling is not None
     (sentence,) = scaling_sentences(result.scaling)
     assert sentence.startswith("No power law is fitted: relu has 6 points of 2 sizes and 3 budgets")
     drawn = compute.losses(result).data
@@ -173,12 +161,9 @@ def test_few_points_are_shown_without_a_law(arms: list[ArmResult]) -> None:
 
 
 def test_an_option_with_a_diverged_run_is_shown_as_points_beside_the_laws_of_the_others(arms: list[ArmResult]) -> None:
-    axes = [arm.arm.axes | {"ffn": "gelu"} for arm in arms[12:]]
-    others = [replace(arm, arm=replace(arm.arm, axes=own)) for arm, own in zip(arms[12:], axes, strict=True)]
-    first = others[0].records[0]
-    others[0] = replace(others[0], records=(replace(first, status="diverged"), *others[0].records[1:]))
+    others = [replace(arm, arm=replace(arm.arm, axes=arm.arm.axes | {"ffn": "gelu"})) for arm in arms[12:]]
+    others[0] = diverged(others[0])
     result = replace(results.ladder(), scaling=scaled([*arms[:12], *others, *arms[12:]], "val/loss"))
-    assert result.scaling is not None
     verdict, lacking, _ = scaling_sentences(result.scaling)
     assert verdict.startswith("swiglu is worth ")
     assert lacking == (
@@ -189,10 +174,12 @@ def test_an_option_with_a_diverged_run_is_shown_as_points_beside_the_laws_of_the
     rows = [row for row in tables(result)["scaling"].rows if row[0] == "gelu"]
     assert [row[7:] for row in rows] == [[UNKNOWN] * 3] * 11
     assert "Compute-equivalent gain" in page(result)
+    without = scaled([diverged(arms[0]), *arms[1:]], "val/loss")
+    assert without.not_fittable == "relu has 11 points of 4 sizes and 3 budgets, where a law needs 4 by 3"
 
 
-def test_an_iso_flop_curve_spends_its_compute_on_tokens_that_were_trained(arms: list[ArmResult]) -> None:
-    reference = scaled(arms, "val/loss").options[0]
+def test_an_iso_flop_curve_spends_its_compute_on_tokens_that_were_trained(result: Result) -> None:
+    reference = result.scaling.options[0]
     tokens = [point.tokens for point in reference.points]
     for flops, line in iso_flop_lines(reference, reference):
         spent = [flops / 6 / params for params in line.x]
@@ -204,13 +191,19 @@ def test_an_iso_flop_curve_spends_its_compute_on_tokens_that_were_trained(arms: 
         assert math.isclose(line.x[0] * spent[0] * 6, flops, rel_tol=1e-9)
 
 
-def test_arms_over_sizes_are_compared_with_their_reference_and_not_with_a_step(tmp_path: Path) -> None:
-    names = [f"{option}-{size}-1" for size in ("nano", "micro") for option in ("relu", "swiglu", "gelu")]
+def over_sizes(folder: Path, sizes: Sequence[str], options: Sequence[str], gain: float = 0.0) -> Study:
+    """A study on disk of options at sizes, all of one budget; the second option is better by `gain` nats."""
+    names = [f"{option}-{size}-1" for size in sizes for option in options]
     axes = {name: dict(zip(("ffn", "size", "tokens_per_parameter"), name.split("-"), strict=True)) for name in names}
-    study = write_study(tmp_path, dict.fromkeys(names, 0.0), design="scaling", match="none", axes=axes)
-    first = {name: f"relu-{name.split('-')[1]}-1" for name in names}
+    effects = {name: -gain if axes[name]["ffn"] == options[1] else 0.0 for name in names}
+    study = write_study(folder, effects, design="scaling", match="none", axes=axes, noise=0.001)
+    first = {name: f"{options[0]}-{axes[name]['size']}-1" for name in names}
     arms = tuple(replace(a, previous=first[a.name] if a.name != first[a.name] else None) for a in study.arms)
-    result = analyse(replace(study, arms=arms), tmp_path)
+    return replace(study, arms=arms)
+
+
+def test_arms_over_sizes_are_compared_with_their_reference_and_not_with_a_step(tmp_path: Path) -> None:
+    result = analyse(over_sizes(tmp_path, ("nano", "micro"), ("relu", "swiglu", "gelu")), tmp_path)
     shown = page(result)
     assert result.tests == "moderated paired tests of the 4 comparisons"
     assert "Difference to its reference" in tables(result)["arms"].head
@@ -219,26 +212,19 @@ def test_arms_over_sizes_are_compared_with_their_reference_and_not_with_a_step(t
 
 
 def test_a_ladder_of_which_all_pairs_are_compared_has_no_test_of_its_ends_alone() -> None:
-    ladder = results.ladder()
-    assert "only the first step and the last arm are tested" in page(ladder)
-    assert "only the first step and the last arm are tested" not in page(
-        replace(ladder, study=replace(ladder.study, compare="all"))
-    )
+    ladder, ends = results.ladder(), "only the first step and the last arm are tested"
+    assert ends in page(ladder)
+    assert ends not in page(replace(ladder, study=replace(ladder.study, compare="all")))
 
 
 def test_what_a_seed_does_at_one_size_is_no_noise_of_comparisons_at_another(tmp_path: Path) -> None:
-    names = [f"{option}-{size}-1" for size in ("nano", "micro", "mini") for option in ("relu", "swiglu")]
-    axes = {name: dict(zip(("ffn", "size", "tokens_per_parameter"), name.split("-"), strict=True)) for name in names}
-    effects = {name: -0.1 if name.startswith("swiglu") else 0.0 for name in names}
-    study = write_study(tmp_path, effects, design="scaling", match="none", axes=axes, noise=0.001)
+    study = over_sizes(tmp_path, ("nano", "micro", "mini"), ("relu", "swiglu"), gain=0.1)
     for size, sign in (("nano", 1), ("mini", -1)):
         for path in tmp_path.glob(f"*-{size}-1/seed=*/summary.json"):
             summary = json.loads(path.read_text())
             summary["val/loss"] += 0.2 * sign * int(path.parent.name[-1])
             path.write_text(json.dumps(summary))
-    first = {name: name.replace("swiglu", "relu") for name in names}
-    arms = tuple(replace(a, previous=first[a.name] if a.name != first[a.name] else None) for a in study.arms)
-    steps = [step.change for arm in analyse(replace(study, arms=arms), tmp_path).arms if (step := arm.to_previous)]
+    steps = [step.change for arm in analyse(study, tmp_path).arms if (step := arm.to_previous)]
     assert len(steps) == 3
     for change in steps:
         assert change.mean == pytest.approx(-0.1, abs=0.01)

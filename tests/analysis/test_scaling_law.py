@@ -11,6 +11,7 @@ from llama_lab.analysis.scaling_law import HUBER, Point, Scaling, fit_gains, fit
 from tests.analysis.simulate_scaling import CONDITIONS, LAW, Condition, coverage, draw, true_gain
 
 NOISELESS = Condition("no noise", noise=1e-7)
+HARDEST = [CONDITIONS[i] for i in (1, 4, 6, 7, 9)]  # the others have a part of what these have
 
 
 def points(condition: Condition, seed: int = 0) -> tuple[list[Point], list[Point]]:
@@ -140,7 +141,7 @@ def test_an_option_that_lacks_a_point_hides_no_law_of_the_others() -> None:
 
 @pytest.mark.slow
 @pytest.mark.process
-@pytest.mark.parametrize("condition", CONDITIONS, ids=[condition.name for condition in CONDITIONS])
+@pytest.mark.parametrize("condition", HARDEST, ids=[condition.name for condition in HARDEST])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(condition: Condition) -> None:
     found = coverage(condition, studies=40, draws=200)
     assert all(share >= 0.85 for share in found.values()), found  # less in 1 of 250 times, at 95%

@@ -55,12 +55,8 @@ def config_of(overrides: Sequence[str]) -> DictConfig:
 
 @cache
 def designed(name: str, match: str = "params") -> tuple[Study, dict[str, Config]]:
-    """One of DESIGNS."""
-    return planned(DESIGNS[name], match)
-
-
-def planned(design: Design, match: str = "params") -> tuple[Study, dict[str, Config]]:
-    """A study as planning records it, and the config of each of its arms; widths as if matching had found them."""
+    """One of DESIGNS as planning records it, with the config of each arm; widths as if matching had found them."""
+    design = DESIGNS[name]
     variants = design.variants(CONFIGS).arms
     configs = {variant.name: config_of(variant.overrides) for variant in variants}
     if match != "none":
@@ -69,14 +65,8 @@ def planned(design: Design, match: str = "params") -> tuple[Study, dict[str, Con
     axes = {axis for variant in variants for axis in variant.axes}
     settings = planned_settings(axes, match, list(configs.values()))
     arms = tuple(
-        Arm(
-            variant.name,
-            variant.axes,
-            tuple(Member(f"{variant.name}/seed={seed}", seed) for seed in SEEDS),
-            variant.previous,
-            settings=own,
-        )
-        for variant, own in zip(variants, settings, strict=True)
+        Arm(v.name, v.axes, tuple(Member(f"{v.name}/seed={s}", s) for s in SEEDS), v.previous, settings=own)
+        for v, own in zip(variants, settings, strict=True)
     )
     study = Study("designed", type(design).__name__.lower(), arms[0].name, arms, match)
     return study, {name: flatten(resolved(config)) for name, config in configs.items()}

@@ -55,7 +55,35 @@ def rope(kind: str, **settings: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **settings}}
 
 
-LONGROPE = rope("longrope", short_factor=[1.0, 1.1, 1.3, 1.6], long_factor=[1.5, 2.0, 3.0, 5.0])
+SHORT, LONG = [1.0, 1.1, 1.3, 1.6], [1.5, 2.0, 3.0, 5.0]
+LONGROPE = LLAMA | rope("longrope", short_factor=SHORT, long_factor=LONG) | {"eos_token_id": None}
+HALF, QUARTER = rope("default", partial_rotary_factor=0.5), rope("default", partial_rotary_factor=0.25)
+BY_LAYER = {
+    FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 500.0},
+    SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+}
+YARN = {"factor": 4.0, "beta_slow": 0.01}
+LONGER, FIVE, SEVEN = {"max_position_embeddings": 40}, {"num_hidden_layers": 5}, {"num_hidden_layers": 7}
+MIXED = {"layer_types": [FULL, SLIDING, FULL]}
+ALL_FULL = {"layer_types": [FULL] * 3}
+SLIDES = {"sliding_window": 7}
+QWEN2 = LLAMA | SLIDES | {"use_sliding_window": True}
+GRANITE = LLAMA | {"embedding_multiplier": 3.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3}
+GEMMA = WIDE_HEADS | {"query_pre_attn_scalar": 12}
+CAPPED = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0}
+COHERE = LLAMA | {"logit_scale": 0.8}
+FALCON_40B = FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}
+FIVE_WINDOWS = SLIDES | FIVE
+MPT_CLIPPED = MPT | {"attn_config": {"clip_qkv": 0.4, "softmax_scale": 0.6}}
+GPT_NEO_LAYERS = {"attention_types": [[["global", "local"], 1], [["local"], 1]]}
+AFMOE = FIVE_WINDOWS | {"num_dense_layers": 5, "mup_enabled": True, "attention_bias": True}
+MULTIPLIED = {"mscale": 0.7, "mscale_all_dim": 1.4}
+BETA = {"llama_4_scaling_beta": 0.5}
+OF_HALVES = {"q_lora_rank": None, "rope_interleave": False}
+THETAS = {"layer_rope_theta": [0, 100.0, 100.0, 10000.0, 0]}
+SCALED_MINICPM3 = {"scale_emb": 3, "scale_depth": 1.1, "dim_model_base": 24, "mlp_bias": True}
+PLAIN_MINICPM3 = {"scale_depth": None, "dim_model_base": None, "v_head_dim": None, "rms_norm_eps": 1e-4}
+MINISTRAL3 = rope("yarn", **YARN, **BETA, original_max_position_embeddings=3, mscale=1.0, mscale_all_dim=1.0)
 
 # A case is a family's model_type, and settings beside its sizes.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -68,25 +96,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, dynamic scaling": ("llama", LLAMA | rope("dynamic", factor=4.0)),
     "llama, yarn": (
         "llama",
-        LLAMA
-        | rope("yarn", factor=4.0, original_max_position_embeddings=10, beta_fast=2.0, beta_slow=0.01)
-        | {"max_position_embeddings": 40},
+        LLAMA | LONGER | rope("yarn", **YARN, original_max_position_embeddings=10, beta_fast=2.0),
     ),
-    "llama, yarn, mscale": (
-        "llama",
-        LLAMA
-        | rope("yarn", factor=4.0, mscale=0.7, mscale_all_dim=1.4, beta_slow=0.01)
-        | {"max_position_embeddings": 40},
-    ),
+    "llama, yarn, mscale": ("llama", LLAMA | LONGER | rope("yarn", **YARN, **MULTIPLIED)),
     "llama, yarn, attention factor": ("llama", LLAMA | rope("yarn", factor=4.0, attention_factor=1.7)),
     "llama, llama3 scaling": (
         "llama",
         LLAMA
-        | rope("llama3", factor=4.0, original_max_position_embeddings=10, low_freq_factor=0.05, high_freq_factor=2.0)
-        | {"max_position_embeddings": 40},
+        | LONGER
+        | rope("llama3", factor=4.0, original_max_position_embeddings=10, low_freq_factor=0.05, high_freq_factor=2.0),
     ),
-    "mistral": ("mistral", LLAMA | {"sliding_window": 7}),
-    "ministral": ("ministral", WIDE_HEADS | {"sliding_window": 7, "layer_types": [SLIDING, FULL, SLIDING]}),
+    "mistral": ("mistral", LLAMA | SLIDES),
+    "ministral": ("ministral", WIDE_HEADS | SLIDES | {"layer_types": [SLIDING, FULL, SLIDING]}),
     "gpt1": ("openai-gpt", GPT),
     "gpt2": ("gpt2", GPT),
     "gpt2, unscaled scores": ("gpt2", GPT | {"scale_attn_weights": False}),
@@ -95,184 +116,91 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "opt": ("opt", OPT),
     "opt, post-norm, without biases": ("opt", OPT | {"do_layer_norm_before": False, "enable_bias": False}),
     "ctrl": ("ctrl", GPT | {"dff": 80}),
-    "gpt_neox": ("gpt_neox", ALL_HEADS | rope("default", partial_rotary_factor=0.25)),
+    "gpt_neox": ("gpt_neox", ALL_HEADS | QUARTER),
     "gpt_neox, not parallel": ("gpt_neox", ALL_HEADS | {"use_parallel_residual": False, "attention_bias": False}),
     "bloom": ("bloom", BLOOM),
     "falcon": ("falcon", FALCON),
     "falcon, all heads": ("falcon", FALCON | {"multi_query": False, "bias": True, "parallel_attn": False}),
     "falcon, alibi": ("falcon", FALCON | {"alibi": True, "parallel_attn": False}),
-    "falcon 40B": ("falcon", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
-    "falcon 11B": (
-        "falcon",
-        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
-    ),
+    "falcon 40B": ("falcon", FALCON_40B),
+    "falcon 11B": ("falcon", FALCON_40B | {"num_ln_in_parallel_attn": 1}),
     "olmo2": ("olmo2", LLAMA),
     "gemma": ("gemma", WIDE_HEADS),
-    "gemma2": (
-        "gemma2",
-        WIDE_HEADS
-        | {"query_pre_attn_scalar": 12, "sliding_window": 7, "attn_logit_softcapping": 2.0}
-        | {"final_logit_softcapping": 3.0},
-    ),
+    "gemma2": ("gemma2", GEMMA | SLIDES | CAPPED),
     "gemma2, scores scaled as in the 27B": ("gemma2", WIDE_HEADS | {"query_pre_attn_scalar": 5}),
-    "gemma3": ("gemma3_text", WIDE_HEADS | {"query_pre_attn_scalar": 12, "sliding_window": 7, "num_hidden_layers": 7}),
+    "gemma3": ("gemma3_text", GEMMA | SLIDES | SEVEN),
     "gemma3, in a window": (
         "gemma3_text",
-        WIDE_HEADS | {"sliding_window": CONTEXT, "layer_types": [SLIDING, SLIDING, FULL], "num_hidden_layers": 3},
+        WIDE_HEADS | {"sliding_window": CONTEXT, "layer_types": [SLIDING, SLIDING, FULL]},
     ),
-    "gemma3, scaled": (
-        "gemma3_text",
-        WIDE_HEADS
-        | {"query_pre_attn_scalar": 12, "sliding_window": 7, "layer_types": [FULL, SLIDING, FULL]}
-        | {
-            "rope_parameters": {
-                FULL: {"rope_type": "linear", "factor": 8.0, "rope_theta": 500.0},
-                SLIDING: {"rope_type": "default", "rope_theta": 100.0},
-            }
-        },
-    ),
-    "olmo3": ("olmo3", LLAMA | {"sliding_window": 7, "num_hidden_layers": 5}),
-    "exaone4": ("exaone4", WIDE_HEADS | {"sliding_window": 7, "num_hidden_layers": 5}),
-    "exaone4, no windows": ("exaone4", LLAMA | {"sliding_window": None, "layer_types": [FULL] * 3}),
-    "smollm3": ("smollm3", LLAMA | {"num_hidden_layers": 5}),
-    "smollm3, windows": ("smollm3", LLAMA | {"sliding_window": 7, "layer_types": [SLIDING, FULL, SLIDING]}),
+    "gemma3, scaled": ("gemma3_text", GEMMA | SLIDES | MIXED | {"rope_parameters": BY_LAYER}),
+    "olmo3": ("olmo3", LLAMA | FIVE_WINDOWS),
+    "exaone4": ("exaone4", WIDE_HEADS | FIVE_WINDOWS),
+    "exaone4, no windows": ("exaone4", LLAMA | {"sliding_window": None} | ALL_FULL),
+    "smollm3": ("smollm3", LLAMA | FIVE),
+    "smollm3, windows": ("smollm3", LLAMA | SLIDES | {"layer_types": [SLIDING, FULL, SLIDING]}),
     "smollm3, listed": ("smollm3", LLAMA | {"no_rope_layers": [0, 1, 0]}),
-    "qwen2, some windows": (
-        "qwen2",
-        LLAMA | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
-    ),
+    "qwen2, some windows": ("qwen2", QWEN2 | {"max_window_layers": 2}),
     "qwen2": ("qwen2", LLAMA),
-    "qwen2, windows": (
-        "qwen2",
-        LLAMA | {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0},
-    ),
+    "qwen2, windows": ("qwen2", QWEN2 | {"max_window_layers": 0}),
     "qwen3": ("qwen3", WIDE_HEADS),
-    "stablelm": ("stablelm", LLAMA | rope("default", partial_rotary_factor=0.25)),
-    "stablelm, parallel": (
-        "stablelm",
-        LLAMA | {"use_parallel_residual": True, "use_qkv_bias": True} | rope("default", partial_rotary_factor=0.5),
-    ),
+    "stablelm": ("stablelm", LLAMA | QUARTER),
+    "stablelm, parallel": ("stablelm", LLAMA | HALF | {"use_parallel_residual": True, "use_qkv_bias": True}),
     "stablelm, QK norm": ("stablelm", LLAMA | {"qk_layernorm": True}),
-    "starcoder2": ("starcoder2", LLAMA | {"sliding_window": 7}),
+    "starcoder2": ("starcoder2", LLAMA | SLIDES),
     "gpt_bigcode": ("gpt_bigcode", GPT),
     "gpt_bigcode, all heads": ("gpt_bigcode", GPT | {"multi_query": False}),
-    "phi": ("phi", LLAMA | rope("default", partial_rotary_factor=0.5)),
+    "phi": ("phi", LLAMA | HALF),
     "phi, QK norm": ("phi", LLAMA | {"qk_layernorm": True}),
     "phi3, longrope, whose context is longer": (
         "phi3",
-        LLAMA
-        | LONGROPE
-        | {
-            "max_position_embeddings": 4 * CONTEXT,
-            "original_max_position_embeddings": CONTEXT,
-            "eos_token_id": None,
-        },
+        LONGROPE | {"max_position_embeddings": 4 * CONTEXT, "original_max_position_embeddings": CONTEXT},
     ),
-    "phi3, longrope, short": (
-        "phi3",
-        LLAMA | LONGROPE | {"original_max_position_embeddings": CONTEXT, "eos_token_id": None},
-    ),
+    "phi3, longrope, short": ("phi3", LONGROPE | {"original_max_position_embeddings": CONTEXT}),
     "phi3": ("phi3", LLAMA | {"eos_token_id": None}),
     "gptj": ("gptj", GPT | {"rotary_dim": 4}),
     "mpt": ("mpt", MPT),
-    "mpt, clipped": (
-        "mpt",
-        MPT | {"attn_config": {"clip_qkv": 0.4, "softmax_scale": 0.6}},
-    ),
-    "glm": ("glm", WIDE_HEADS | {"eos_token_id": None} | rope("default", partial_rotary_factor=0.5)),
-    "granite": (
-        "granite",
-        LLAMA
-        | {"embedding_multiplier": 3.0, "residual_multiplier": 0.22}
-        | {"attention_multiplier": 0.3, "logits_scaling": 0.25},
-    ),
+    "mpt, clipped": ("mpt", MPT_CLIPPED),
+    "glm": ("glm", WIDE_HEADS | HALF | {"eos_token_id": None}),
+    "granite": ("granite", GRANITE | {"logits_scaling": 0.25}),
     "olmo": ("olmo", LLAMA),
     "olmo, clipped": ("olmo", LLAMA | {"clip_qkv": 0.4}),
-    "cohere": ("cohere", LLAMA | {"logit_scale": 0.8}),
+    "cohere": ("cohere", COHERE),
     "cohere, QK norm": ("cohere", LLAMA | {"use_qk_norm": True, "logit_scale": 1.5}),
-    "cohere2": ("cohere2", LLAMA | {"sliding_window": 7, "num_hidden_layers": 5, "logit_scale": 0.8}),
-    "cohere2, listed": (
-        "cohere2",
-        LLAMA
-        | {"sliding_window": 40, "layer_types": [FULL, SLIDING, FULL], "attention_bias": True, "logit_scale": 0.8},
-    ),
-    "gpt_neo": ("gpt_neo", GPT_NEO | {"attention_types": [[["global", "local"], 1], [["local"], 1]]}),
-    "cwm": ("cwm", WIDE_HEADS | {"sliding_window": 7, "num_hidden_layers": 5, "mlp_bias": True, "bos_token_id": 0}),
+    "cohere2": ("cohere2", COHERE | FIVE_WINDOWS),
+    "cohere2, listed": ("cohere2", COHERE | MIXED | {"sliding_window": 40, "attention_bias": True}),
+    "gpt_neo": ("gpt_neo", GPT_NEO | GPT_NEO_LAYERS),
+    "cwm": ("cwm", WIDE_HEADS | FIVE_WINDOWS | {"mlp_bias": True, "bos_token_id": 0}),
     "nanochat": ("nanochat", LLAMA | {"final_logit_softcapping": 3.0}),
     "deepseek_v3": ("deepseek_v3", DEEPSEEK),
     "deepseek_v3, queries of no latent, halves, yarn": (
         "deepseek_v3",
-        DEEPSEEK
-        | {"q_lora_rank": None, "rope_interleave": False}
-        | rope("yarn", factor=4.0, mscale=0.7, mscale_all_dim=1.4, beta_slow=0.01),
+        DEEPSEEK | OF_HALVES | rope("yarn", **YARN, **MULTIPLIED),
     ),
-    "deepseek_v2, yarn": (
-        "deepseek_v2",
-        DEEPSEEK | rope("yarn", factor=4.0, mscale=0.707, mscale_all_dim=0.707, beta_slow=0.01),
-    ),
+    "deepseek_v2, yarn": ("deepseek_v2", DEEPSEEK | rope("yarn", **YARN, mscale=0.707, mscale_all_dim=0.707)),
     "youtu, yarn without its own mscale": ("youtu", LATENT | rope("yarn", factor=4.0, mscale_all_dim=1.0)),
-    "granite_swa": (
-        "granite_swa",
-        LLAMA
-        | {"embedding_multiplier": 3.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3}
-        | {"sliding_window": 7, "num_hidden_layers": 5, "layer_rope_theta": [0, 100.0, 100.0, 10000.0, 0]},
-    ),
-    "qwen3_5": ("qwen3_5_text", WIDE_HEADS | {"head_dim": 16, "layer_types": [FULL] * 3}),
+    "granite_swa": ("granite_swa", GRANITE | FIVE_WINDOWS | THETAS),
+    "qwen3_5": ("qwen3_5_text", WIDE_HEADS | ALL_FULL | {"head_dim": 16}),
     "qwen3_next": (
         "qwen3_next",
-        WIDE_HEADS
-        | {"layer_types": [FULL] * 3, "mlp_only_layers": [0, 1, 2], "tie_word_embeddings": True}
-        | rope("default", partial_rotary_factor=0.5),
+        WIDE_HEADS | ALL_FULL | HALF | {"mlp_only_layers": [0, 1, 2], "tie_word_embeddings": True},
     ),
-    "afmoe": (
-        "afmoe",
-        WIDE_HEADS
-        | {"num_hidden_layers": 5, "num_dense_layers": 5, "sliding_window": 7}
-        | {"mup_enabled": True, "attention_bias": True},
-    ),
-    "ministral3": (
-        "ministral3",
-        WIDE_HEADS
-        | rope(
-            "yarn",
-            factor=4.0,
-            original_max_position_embeddings=3,
-            llama_4_scaling_beta=0.5,
-            mscale=1.0,
-            mscale_all_dim=1.0,
-            beta_slow=0.01,
-        )
-        | {"max_position_embeddings": CONTEXT, "sliding_window": 7},
-    ),
-    "ministral3, plain": (
-        "ministral3",
-        LLAMA | rope("default", llama_4_scaling_beta=0.5, original_max_position_embeddings=4),
-    ),
+    "afmoe": ("afmoe", WIDE_HEADS | AFMOE),
+    "ministral3": ("ministral3", WIDE_HEADS | MINISTRAL3 | SLIDES),
+    "ministral3, plain": ("ministral3", LLAMA | rope("default", **BETA, original_max_position_embeddings=4)),
     "mistral4, yarn": (
         "mistral4",
-        DEEPSEEK
-        | rope(
-            "yarn",
-            factor=4.0,
-            original_max_position_embeddings=6,
-            llama_4_scaling_beta=0.5,
-            mscale=0.7,
-            mscale_all_dim=1.4,
-            beta_slow=0.01,
-        ),
+        DEEPSEEK | rope("yarn", **YARN, **BETA, **MULTIPLIED, original_max_position_embeddings=6),
     ),
-    "minicpm3": ("minicpm3", LATENT | {"scale_emb": 3, "scale_depth": 1.1, "dim_model_base": 24, "mlp_bias": True}),
-    "minicpm3, plain": (
-        "minicpm3",
-        LATENT | {"scale_depth": None, "dim_model_base": None, "v_head_dim": None, "rms_norm_eps": 1e-4},
-    ),
+    "minicpm3": ("minicpm3", LATENT | SCALED_MINICPM3),
+    "minicpm3, plain": ("minicpm3", LATENT | PLAIN_MINICPM3),
     "apertus": ("apertus", WIDE_HEADS | {"attention_bias": True}),
     "apertus, gelu": ("apertus", LLAMA | {"hidden_act": "gelu"} | rope("default")),
     "nemotron, a fraction that is rounded": (
         "nemotron",
         WIDE_HEADS | {"head_dim": 16} | rope("default", partial_rotary_factor=0.4),
     ),
-    "nemotron": ("nemotron", WIDE_HEADS | rope("default", partial_rotary_factor=0.5)),
+    "nemotron": ("nemotron", WIDE_HEADS | HALF),
 }
 
 

@@ -1,4 +1,4 @@
-"""Attention: the fused kernel equals the written-out one, and a query sees exactly what it should."""
+"""Attention: the fused kernel equals the written-out one, and that one a loop. What a query sees: test_mask.py."""
 
 import math
 from functools import cache
@@ -10,11 +10,10 @@ from hydra.utils import instantiate
 from torch import Tensor, nn
 
 from llama_lab.model.attention import GroupedQueryAttention, must_repeat_heads, reference_attention
-from llama_lab.model.attention_context import AttentionContext, Mask
+from llama_lab.model.attention_context import AttentionContext
 from llama_lab.model.encoding import Position
 from llama_lab.model.mixer import call
 from llama_lab.model.norm import RMSNorm
-from llama_lab.model.position import Alibi
 from tests.composing import compose_config, decoder, kinds, lively, options
 
 T, N_HEADS, HEAD_DIM, DIM = 12, 6, 8, 40  # dim is not n_heads * head_dim, and n_heads is no power of two
@@ -25,11 +24,6 @@ KV_HEADS = {"mqa": [1], **{option: [6] for option in options("attention") if opt
 def component(group: str, option: str):
     """The factory that the decoder receives for `group=option`."""
     return instantiate(compose_config("size=pico", f"{group}={option}").model[group])
-
-
-def randomise(*modules: nn.Module) -> None:
-    for p in (p for module in modules for p in module.parameters()):
-        nn.init.normal_(p, 0.0, 0.3)
 
 
 def outputs_and_gradients(layer: GroupedQueryAttention, position: Position, x: Tensor, kernel: str) -> list[Tensor]:
@@ -44,24 +38,27 @@ def outputs_and_gradients(layer: GroupedQueryAttention, position: Position, x: T
 ATTENTIONS = [option for option in kinds("attention") if not option.startswith("mla")]
 POSITIONS = [option for option in kinds("position") if option != "shaw"]  # which no fused kernel has
 WINDOWS = [None, 1, 5]
-EVERY_TWO = [  # of a position, an attention and a window meet
-    (position, attention, WINDOWS[(i + j) % 3])
+EVERY_TWO = [  # of a position, an attention, a window and a number of kv heads meet
+    (position, attention, WINDOWS[(i + j) % 3], kv_heads[(i + 2 * j) % len(kv_heads)])
     for i, position in enumerate(POSITIONS)
     for j, attention in enumerate(ATTENTIONS)
+    for kv_heads in [KV_HEADS.get(attention, [1, 2, 3, 6])]
 ]
 
 
-@pytest.mark.parametrize(("position", "attention", "window"), EVERY_TWO)
-def test_fused_attention_equals_the_reference(position: str, attention: str, window: int | None) -> None:
-    for n_kv_heads in KV_HEADS.get(attention, [1, 2, 3, 6]):
-        torch.manual_seed(n_kv_heads)
-        encoding = call(component("position", position), dim=DIM, n_heads=N_HEADS, head_dim=HEAD_DIM, max_seq_len=32)
-        sizes = {"dim": DIM, "n_heads": N_HEADS, "n_kv_heads": n_kv_heads, "head_dim": HEAD_DIM}
-        layer = component("attention", attention)(**sizes, norm=RMSNorm, window=window, softcap=None)
-        randomise(layer, encoding)
-        x = torch.randn(2, T, DIM, requires_grad=True)
-        fused, reference = (outputs_and_gradients(layer, encoding, x, kernel) for kernel in ("sdpa", "reference"))
-        torch.testing.assert_close(fused, reference, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize(("position", "attention", "window", "n_kv_heads"), EVERY_TWO)
+def test_fused_attention_equals_the_reference(
+    position: str, attention: str, window: int | None, n_kv_heads: int
+) -> None:
+    torch.manual_seed(n_kv_heads)
+    encoding = call(component("position", position), dim=DIM, n_heads=N_HEADS, head_dim=HEAD_DIM, max_seq_len=32)
+    sizes = {"dim": DIM, "n_heads": N_HEADS, "n_kv_heads": n_kv_heads, "head_dim": HEAD_DIM}
+    layer = component("attention", attention)(**sizes, norm=RMSNorm, window=window, softcap=None)
+    for p in (*layer.parameters(), *encoding.parameters()):
+        nn.init.normal_(p, 0.0, 0.3)
+    x = torch.randn(2, T, DIM, requires_grad=True)
+    fused, reference = (outputs_and_gradients(layer, encoding, x, kernel) for kernel in ("sdpa", "reference"))
+    torch.testing.assert_close(fused, reference, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -86,32 +83,6 @@ def test_reference_attention_equals_a_naive_loop(n_kv_heads: int, softcap: float
     torch.testing.assert_close(actual.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("window", [None, 1, 2, 5])
-def test_a_query_sees_itself_and_the_window_before_it(window: int | None) -> None:
-    visible = AttentionContext(Position(), torch.arange(3, 9)).mask(Mask(window)) == 0
-    for query in range(6):
-        assert visible[query].nonzero().flatten().tolist() == [
-            key for key in range(6) if key <= query and (window is None or query - key < window)
-        ]
-
-
-def test_every_nth_layer_ignores_the_window() -> None:
-    model = decoder(
-        "model.n_layers=6", "model.attention.window=4", "pattern=global_every_2nd", "pattern.global.at=2::3"
-    )
-    assert [block.attention.mask.window for block in model.blocks] == [4, 4, None, 4, 4, None]
-
-
-@pytest.mark.parametrize(("qk_norm", "width"), [("head", 8), ("projection", 32)])
-def test_qk_norm_normalises_queries_and_keys(qk_norm: str, width: int) -> None:
-    layer = decoder("attention=mha", f"model.attention.qk_norm={qk_norm}").blocks[0].attention
-    query, key, _ = layer._heads(100 * torch.randn(2, T, 32))
-    for heads, norm in ((query, layer.query_norm), (key, layer.key_norm)):
-        assert norm.weight.shape == (width,)
-        flat = heads if qk_norm == "head" else heads.transpose(1, 2).flatten(2)
-        torch.testing.assert_close(flat.square().mean(-1), torch.ones(flat.shape[:-1]), rtol=1e-3, atol=0)
-
-
 def test_plain_causal_attention_reaches_the_kernel_without_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_mask(*_: object) -> Tensor:
         raise AssertionError("built a mask")
@@ -130,36 +101,17 @@ def test_softcap_bounds_the_scores() -> None:
     torch.testing.assert_close(weight, torch.full((1, 1, 2, 1), 1 / (1 + math.exp(-2))))
 
 
-def test_alibi_attends_alike_wherever_the_text_starts() -> None:
-    torch.manual_seed(0)
-    layer = component("attention", "mha")(DIM, N_HEADS, N_HEADS, HEAD_DIM, norm=RMSNorm)
-    x, encoding = torch.randn(1, T, DIM), Alibi(N_HEADS)
-    near, far = (layer(x, AttentionContext(encoding, torch.arange(start, start + T))) for start in (0, 4000))
-    torch.testing.assert_close(near, far)
-
-
-@pytest.mark.parametrize("overrides", [[], ["model.attention.window=5"], ["position=alibi"]], ids=str)
-def test_heads_that_are_repeated_give_what_shared_ones_give(
-    overrides: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = lively("arch=llama3", *overrides)
+def test_heads_that_are_repeated_give_what_shared_ones_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    models = [lively("arch=llama3", *more) for more in ([], ["model.attention.window=5"], ["position=alibi"])]
     tokens = torch.arange(24).view(2, 12)
-    shared = model(tokens)
+    shared = [model(tokens) for model in models]
     monkeypatch.setattr("llama_lab.model.attention.must_repeat_heads", lambda query, masked: True)
-    torch.testing.assert_close(model(tokens), shared)
+    torch.testing.assert_close([model(tokens) for model in models], shared)
 
 
-@pytest.mark.parametrize(
-    ("device", "dtype", "masked", "repeats"),
-    [
-        ("cuda", torch.bfloat16, False, False),
-        ("cuda", torch.bfloat16, True, True),
-        ("cuda", torch.float32, False, True),
-        ("cpu", torch.float32, True, False),
-    ],
-)
-def test_heads_are_repeated_where_no_fused_kernel_shares_them(
-    device: str, dtype: torch.dtype, masked: bool, repeats: bool
-) -> None:
-    query = SimpleNamespace(is_cuda=device == "cuda", dtype=dtype)
-    assert must_repeat_heads(query, masked) == repeats  # type: ignore[arg-type]
+def test_heads_are_repeated_where_no_fused_kernel_shares_them() -> None:
+    bf16, f32 = torch.bfloat16, torch.float32
+    for cuda, dtype, masked in ((True, bf16, False), (True, bf16, True), (True, f32, False), (False, f32, True)):
+        query = SimpleNamespace(is_cuda=cuda, dtype=dtype)
+        repeats = cuda and (masked or dtype == f32)
+        assert must_repeat_heads(query, masked) == repeats  # type: ignore[arg-type]

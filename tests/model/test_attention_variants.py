@@ -66,19 +66,13 @@ def values_by_layer(model: Decoder) -> tuple[list[Tensor], list[Tensor]]:
     return own, mixed
 
 
-@pytest.mark.parametrize(("weight", "first", "later"), [("0.3", 0.3, 0.7), ("learned", 0.5, 0.5)])
-def test_later_layers_mix_in_the_values_of_the_first(weight: str, first: float, later: float) -> None:
-    own, mixed = values_by_layer(decoder(f"model.attention.value_residual={weight}", "model.n_layers=3"))
-    torch.testing.assert_close(mixed[0], own[0])
-    for layer in (1, 2):
-        torch.testing.assert_close(mixed[layer], later * own[layer] + first * own[0])
-
-
-def test_a_pattern_chooses_the_layers_that_mix_and_the_first_keeps_its_values_for_them() -> None:
-    one = "+pattern.mixing={at: [2], attention: {value_residual: 0.3}}"
-    own, mixed = values_by_layer(decoder("model.n_layers=3", one))
-    torch.testing.assert_close(mixed[1], own[1])
-    torch.testing.assert_close(mixed[2], 0.7 * own[2] + 0.3 * own[0])
+def test_later_layers_mix_in_the_values_of_the_first() -> None:
+    for weight, first, later in (("0.3", 0.3, 0.7), ("learned", 0.5, 0.5)):
+        own, mixed = values_by_layer(decoder(f"model.attention.value_residual={weight}", "model.n_layers=3"))
+        torch.testing.assert_close(mixed, [own[0], *(later * values + first * own[0] for values in own[1:])])
+    last = "+pattern.mixing={at: [2], attention: {value_residual: 0.3}}"  # the first keeps its values for that
+    own, mixed = values_by_layer(decoder("model.n_layers=3", last))
+    torch.testing.assert_close(mixed, [own[0], own[1], 0.7 * own[2] + 0.3 * own[0]])
 
 
 def test_a_gate_per_head_multiplies_heads_by_a_sigmoid_of_the_input() -> None:

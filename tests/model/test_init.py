@@ -1,6 +1,7 @@
 """Initialisation: seeded by name, materialised where the model is, and distributed as promised."""
 
 import math
+from typing import ClassVar
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from llama_lab.model import Decoder
 from llama_lab.model.init import Normal, ResidualOutput, initialise
 from tests.composing import decoder, options
 
+SEEDS = (("seed", 1), ("model.seed", 1), ("seed", 2))
 RESIDUAL = ("attention.output.weight", "ffn.down.weight")
 
 
@@ -23,64 +25,52 @@ def wide(*overrides: str) -> Decoder:
     return decoder("size=nano", *overrides, vocab_size=200)
 
 
+def equal(one: Decoder, other: Decoder) -> bool:
+    return all(torch.equal(p, other.get_parameter(name)) for name, p in one.named_parameters())
+
+
 def test_the_same_seed_agrees_and_another_differs() -> None:
-    one, again, other = (decoder(f"model.seed={seed}", "position=learned").state_dict() for seed in (1, 1, 2))
-    assert all(torch.equal(one[name], again[name]) for name in one)
-    assert not any(torch.equal(one[name], other[name]) for name in one if "norm" not in name)
+    """Whether it is the run's or the model's, and whatever the global generator has drawn."""
+    one, again, other = (decoder(f"{key}={seed}", "position=learned") for key, seed in SEEDS)
+    assert equal(one, again)
+    others = dict(other.named_parameters())
+    assert not any(torch.equal(p, others[name]) for name, p in one.named_parameters() if "norm" not in name)
+    assert equal(decoder("model.n_layers=2"), decoder("model.n_layers=4")), "layers of a deeper model begin alike"
+    firsts = [w.flatten()[:4].tolist() for w in (weights(one) | weights(one, nn.Embedding)).values()]
+    assert len({tuple(first) for first in firsts}) == len(firsts), "two matrices start alike"
 
 
-def test_the_runs_seed_is_the_models() -> None:
-    one, other = decoder("seed=3"), decoder("model.seed=3")
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+class Drawing(nn.Module):
+    """A user's component that starts at random; places: where a new tensor of it lay as it started."""
+
+    places: ClassVar[list[str]] = []
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(dim, device="cpu"))
+
+    def reset_parameters(self) -> None:
+        self.places.append(torch.ones(1).device.type)
+        nn.init.normal_(self.weight)
 
 
-def test_no_two_matrices_start_alike() -> None:
-    firsts = [w.flatten()[:4].tolist() for w in (weights(decoder()) | weights(decoder(), nn.Embedding)).values()]
-    assert len({tuple(f) for f in firsts}) == len(firsts)
-
-
-def test_deeper_models_start_with_the_layers_of_shallower_ones() -> None:
-    shallow, deep = decoder("model.n_layers=2").state_dict(), decoder("model.n_layers=4").state_dict()
-    assert all(torch.equal(deep[name], shallow[name]) for name in shallow)
-
-
-def test_initial_values_ignore_the_global_generator() -> None:
-    models = []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        models.append(decoder("arch=gpt2").state_dict())
-    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
-
-
-@pytest.mark.parametrize("default", ["meta", "cpu"])
-def test_initial_values_are_drawn_on_the_cpu_whatever_the_default_device(default: str) -> None:
-    model = decoder("arch=gpt2")
+def test_initial_values_are_drawn_on_the_cpu_whatever_the_default_device() -> None:
+    """From seed and name, and the global generator stays as it was."""
+    model, starts = decoder("arch=gpt2"), []
     drawn = {name: p.clone() for name, p in model.state_dict().items()}
-    places = []
-
-    class Noisy(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gain = nn.Parameter(torch.empty(3, device="cpu"))
-
-        def reset_parameters(self) -> None:
-            places.append(torch.ones(1).device.type)
-            nn.init.normal_(self.gain)
-
-    noisy, again = Noisy(), Noisy()
-    initialise(again, Normal(), 1)
-    with torch.device(default):
-        initialise(model, model.weight_init, model.seed)
-        initialise(noisy, Normal(), 1)
-    assert all(torch.equal(value, drawn[name]) for name, value in model.state_dict().items())
-    assert torch.equal(noisy.gain, again.gain)
-    assert places == ["cpu", "cpu"]
-
-
-@pytest.mark.parametrize("arch", options("arch"))
-def test_building_on_meta_materialises_nothing(arch: str) -> None:
-    model = decoder(f"arch={arch}", device="meta")
-    assert all(t.is_meta for t in (*model.parameters(), *model.buffers()))
+    for noise, device in enumerate(("cpu", "meta")):
+        torch.manual_seed(noise)
+        expected = torch.random.get_rng_state()
+        mine = nn.ModuleDict({"a": Drawing(4), "b": Drawing(4)})
+        with torch.device(device):
+            initialise(model, model.weight_init, model.seed)
+            initialise(mine, Normal(), seed=3)
+        assert torch.equal(torch.random.get_rng_state(), expected)
+        assert all(torch.equal(value, drawn[name]) for name, value in model.state_dict().items())
+        starts.append(mine)
+    assert torch.equal(starts[0]["a"].weight, starts[1]["a"].weight)
+    assert not torch.equal(starts[0]["a"].weight, starts[0]["b"].weight)
+    assert {*Drawing.places} == {"cpu"}
 
 
 @pytest.mark.parametrize("arch", options("arch"))
@@ -90,9 +80,8 @@ def test_biases_start_at_zero_and_norms_at_the_identity(arch: str) -> None:
     x = torch.randn(5, 32)
     for module in (m for name, m in model.named_modules() if name.split(".")[-1] in ("norm", "attention_norm")):
         centred = x - x.mean(-1, keepdim=True) if hasattr(module, "bias") else x
-        torch.testing.assert_close(
-            module(x), centred / centred.square().mean(-1, keepdim=True).sqrt(), rtol=1e-3, atol=0
-        )
+        rms = centred.square().mean(-1, keepdim=True).sqrt()
+        torch.testing.assert_close(module(x), centred / rms, rtol=1e-3, atol=0)
 
 
 def test_normal_has_one_standard_deviation_for_all_matrices() -> None:
@@ -155,36 +144,12 @@ def test_tied_weights_are_drawn_once_under_the_tables_name() -> None:
     assert not torch.equal(untied.embedding.head.weight, untied.embedding.tokens.weight)
 
 
-class Drawing(nn.Module):
-    """A user's component that starts at random."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(dim))
-
-    def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight)
-
-
 class Silent(nn.Module):
     """A user's component that forgot to say how it starts."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(dim))
-
-
-def test_a_users_component_draws_from_seed_and_name_and_leaves_the_global_generator_alone() -> None:
-    starts = []
-    for noise in (1, 2):
-        torch.manual_seed(noise)
-        expected = torch.random.get_rng_state()
-        model = nn.ModuleDict({"a": Drawing(4), "b": Drawing(4)})
-        initialise(model, Normal(), seed=3)
-        assert torch.equal(torch.random.get_rng_state(), expected)
-        starts.append(model)
-    assert torch.equal(starts[0]["a"].weight, starts[1]["a"].weight)
-    assert not torch.equal(starts[0]["a"].weight, starts[0]["b"].weight)
 
 
 def test_a_component_that_cannot_start_itself_is_refused_by_name() -> None:

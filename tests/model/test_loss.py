@@ -1,5 +1,6 @@
 """The chunked loss equals the plain one: cross-entropy of all logits at once."""
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -39,36 +40,29 @@ def results(
 OPTIONS: list[dict[str, Any]] = [{}, {"tied": True}, {"head_bias": True}, {"logit_softcap": 2.0}, {"logit_scale": 0.3}]
 
 
-@pytest.mark.parametrize("tokens", [(3, 7), (1, 2)])
-@pytest.mark.parametrize("z_loss", [0.0, 0.1])
+CASES = [*product([(3, 7), (1, 2)], [0.0, 0.1], [torch.float64, torch.float32])]
+
+
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-def test_loss_and_gradients_equal_the_plain_ones(
-    options: dict[str, Any],
-    z_loss: float,
-    tokens: tuple[int, int],
-    dtype: torch.dtype,
-    rtol: float,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_loss_and_gradients_equal_the_plain_ones(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loss.CHUNK, "cpu", 4 * VOCAB)  # 21 tokens are five chunks and a rest
-    exact = results(embedding(dtype=dtype, **options).double(), False, tokens, z_loss, rounded=dtype)
-    ours = results(embedding(dtype=dtype, **options), True, tokens, z_loss, rounded=dtype)
-    plain = results(embedding(dtype=dtype, **options), False, tokens, z_loss, rounded=dtype)
-    for got, by_plain, wanted in zip(ours, plain, exact, strict=True):
-        assert got.dtype == dtype
-        bound = max(rtol * wanted.abs().max(), 2 * (by_plain - wanted).abs().max())  # the plain one is rounded, too
-        assert (got - wanted).abs().max() <= bound
+    for tokens, z_loss, dtype in CASES:
+        rtol = 1e-12 if dtype == torch.float64 else 1e-6
+        exact = results(embedding(dtype=dtype, **options).double(), False, tokens, z_loss, rounded=dtype)
+        ours = results(embedding(dtype=dtype, **options), True, tokens, z_loss, rounded=dtype)
+        plain = results(embedding(dtype=dtype, **options), False, tokens, z_loss, rounded=dtype)
+        for got, by_plain, wanted in zip(ours, plain, exact, strict=True):
+            assert got.dtype == dtype
+            bound = max(rtol * wanted.abs().max(), 2 * (by_plain - wanted).abs().max())  # plain ones are rounded, too
+            assert (got - wanted).abs().max() <= bound
 
 
-def test_a_chunk_holds_at_least_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = results(embedding(), chunked=False, tokens=(2, 3), z_loss=0.0)
-    monkeypatch.setitem(loss.CHUNK, "cpu", VOCAB - 1)
-    torch.testing.assert_close(results(embedding(), chunked=True, tokens=(2, 3), z_loss=0.0), exact)
-
-
-def test_a_vocabulary_of_three_in_one_chunk() -> None:
-    pair = [results(embedding(vocab_size=3), chunked, tokens=(2, 3), z_loss=0.1) for chunked in (True, False)]
+@pytest.mark.parametrize(("vocab_size", "chunk"), [(VOCAB, VOCAB - 1), (3, 10**6)])
+def test_a_chunk_holds_at_least_one_token_and_at_most_all(
+    vocab_size: int, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(loss.CHUNK, "cpu", chunk)
+    pair = [results(embedding(vocab_size), chunked, tokens=(2, 3), z_loss=0.1) for chunked in (True, False)]
     torch.testing.assert_close(*pair)
 
 

@@ -14,6 +14,7 @@ from llama_lab.model.encoding import Position
 from tests.composing import decoder
 
 HEADS, KV_HEADS, WIDTH, T = 4, 2, 8, 6
+LAYER = ("attention=gqa", f"model.n_kv_heads={KV_HEADS}", "norm=layernorm")
 # Parameters of the two norms in a layer with the model's LayerNorm, which has a bias.
 KINDS = {
     ("head", "shared", None): 2 * 2 * WIDTH,
@@ -29,8 +30,7 @@ KINDS = {
 
 def layer_of(*overrides: str) -> GroupedQueryAttention:
     """A layer with random gains and biases."""
-    model = decoder("attention=gqa", f"model.n_kv_heads={KV_HEADS}", "norm=layernorm", *overrides)
-    layer = model.blocks[0].attention
+    layer = decoder(*LAYER, *overrides).blocks[0].attention
     generator = torch.Generator().manual_seed(0)
     for p in layer.parameters():
         nn.init.normal_(p, 0.0, 0.5, generator=generator)
@@ -58,8 +58,7 @@ def test_each_kind_equals_a_loop_over_heads_and_has_its_parameters(kind: tuple[s
     query, key, _ = layer._heads(x)
     torch.testing.assert_close(query, by_hand(layer.query(x), layer.query_norm, qk_norm, gain))
     torch.testing.assert_close(key, by_hand(layer.key(x), layer.key_norm, qk_norm, gain))
-    common = ("attention=gqa", f"model.n_kv_heads={KV_HEADS}", "norm=layernorm")
-    plain, normed = (measure_cost(decoder(*common, *more)) for more in ([], overrides))
+    plain, normed = (measure_cost(decoder(*LAYER, *more)) for more in ([], overrides))
     assert normed.params - plain.params == 2 * KINDS[kind]  # in two layers
     assert normed.flops_per_token == plain.flops_per_token  # which count matrix products
     assert normed.kv_bytes == plain.kv_bytes
@@ -86,16 +85,14 @@ def test_clipping_bounds_queries_keys_and_values_before_their_norm() -> None:
         assert torch.equal(clipped, expected)
     normed = layer_of("model.attention.clip_qkv=0.3", "model.attention.qk_norm=head")
     query, _, _ = normed._heads(x)
-    torch.testing.assert_close(
-        query, by_hand(normed.query(x).clamp(-0.3, 0.3), normed.query_norm, "head", "shared"), rtol=1e-4, atol=1e-5
-    )
+    expected = by_hand(normed.query(x).clamp(-0.3, 0.3), normed.query_norm, "head", "shared")
+    torch.testing.assert_close(query, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "reference"])
 def test_a_scale_of_the_scores_is_one_of_the_queries(kernel: str) -> None:
-    plain, scaled = (
-        layer_of(f"model.attention.kernel={kernel}", *more) for more in ([], ["model.attention.scale=0.7"])
-    )
+    own = f"model.attention.kernel={kernel}"
+    plain, scaled = layer_of(own), layer_of(own, "model.attention.scale=0.7")
     x, context = torch.randn(2, T, 32), AttentionContext(Position(), torch.arange(T))
     with torch.no_grad():
         plain.query.weight *= 0.7 * WIDTH**0.5

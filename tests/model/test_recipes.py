@@ -2,7 +2,7 @@
 
 import pickle
 from functools import cache
-from itertools import combinations, cycle
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ GROUPS = {
     "embedding": ["embedding"],
     "init": ["init"],
 }
+OPTIONS = {group: options(group) for group in GROUPS}
 SWITCHES = [(group, option) for group in GROUPS for option in options(group)]
 KINDS = [(group, option) for group in GROUPS for option in kinds(group)]
 TOKENS = torch.arange(24)[None] * 7 % 97
@@ -80,15 +81,23 @@ def test_recipes_choose_one_option_in_every_group_and_nothing_else(arch: str) ->
     ]
 
 
-@pytest.mark.parametrize(("group", "option"), SWITCHES)
-@pytest.mark.matrix
-def test_a_group_on_the_command_line_beats_the_recipe_and_leaves_nothing_of_it(group: str, option: str) -> None:
-    after_llama, after_vanilla = (composed("size=pico", f"arch={arch}", f"{group}={option}") for arch in ARCHES)
-    assert component(after_vanilla, group) == component(after_llama, group)
+LARGEST = max(map(len, OPTIONS.values()))
+ROWS = [{group: names[i % len(names)] for group, names in OPTIONS.items()} for i in range(LARGEST)]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.slow
+def test_a_group_on_the_command_line_beats_the_recipe_and_leaves_nothing_of_it(row: dict[str, str]) -> None:
+    """Of all groups at once; one alone leaves the others as the recipe has them."""
+    given = [f"{group}={option}" for group, option in row.items()]
+    after_llama, after_vanilla = (compose_config("size=pico", f"arch={arch}", *given) for arch in ARCHES)
+    assert after_vanilla.model == after_llama.model
+    group = list(GROUPS)[ROWS.index(row) % len(GROUPS)]
+    alone = composed("size=pico", "arch=vanilla", f"{group}={row[group]}")
+    assert switched("vanilla", group, row[group]).model == alone.model
+    assert component(alone, group) == component(after_llama, group)
     for other in GROUPS.keys() - {group}:
-        assert component(after_vanilla, other) == component(recipe("vanilla"), other)
-        assert component(after_llama, other) == component(recipe("llama"), other)
-    assert switched("vanilla", group, option).model == after_vanilla.model
+        assert component(alone, other) == component(recipe("vanilla"), other)
 
 
 ARCHES = ("llama", "vanilla")
@@ -153,21 +162,17 @@ def test_switches_of_recipes_run_or_are_refused(arch: str) -> None:
             assert build_model(cfg, 97)(TOKENS).isfinite().all(), (group, option)
 
 
-@pytest.mark.parametrize(
-    ("size", "archs"),
-    [
-        *((size, [arch]) for size, arch in zip(options("size"), cycle(options("arch")), strict=False)),
-        *(pytest.param(size, options("arch"), marks=pytest.mark.matrix) for size in options("size")),
-    ],
-)
-def test_every_size_fits_every_recipe(size: str, archs: list[str]) -> None:
+FITTED = [(size, arch) for i, size in enumerate(options("size")) for arch in options("arch")[i % 8 :: 8]]
+
+
+@pytest.mark.parametrize(("size", "arch"), FITTED)
+def test_every_size_fits_every_recipe(size: str, arch: str) -> None:
     given = OmegaConf.load(CONF_DIR / "size" / f"{size}.yaml")
     assert OmegaConf.merge(recipe("llama"), given) == composed(f"size={size}", "arch=llama")  # so merging composes
-    for arch in archs:
-        cfg = OmegaConf.merge(recipe(arch), given)
-        cfg.model.n_layers = 2  # the others are alike; whole models are built in test_cost.py
-        with torch.device("meta"):
-            assert build_model(cfg, 97).dim == given.model.dim
+    cfg = OmegaConf.merge(recipe(arch), given)
+    cfg.model.n_layers = 2  # the others are alike; whole models are built in test_cost.py
+    with torch.device("meta"):
+        assert build_model(cfg, 97).dim == given.model.dim
 
 
 @cache
@@ -203,9 +208,7 @@ def test_a_switch_leaves_the_initial_values_of_all_shared_parameters(group: str,
 
 @pytest.mark.parametrize("base", ARCHES)
 def test_scaled_init_leaves_all_but_residual_outputs_as_normal_has_them(base: str) -> None:
-    normal, scaled = (
-        build_model(composed("size=pico", f"arch={base}", f"init={init}"), 97) for init in ("normal", "scaled")
-    )
+    normal, scaled = (build_model(switched(base, "init", init), 97) for init in ("normal", "scaled"))
     residual = {f"{name}.weight" for name, module in scaled.named_modules() if isinstance(module, ResidualOutput)}
     new = dict(scaled.named_parameters())
     assert {name for name, p in normal.named_parameters() if not torch.equal(p, new[name])} == residual

@@ -12,7 +12,7 @@ from llama_lab.model import Cost
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import SLOW_STEPS, Monitor
 from llama_lab.util.display import Display
-from tests.training.tiny import Pieces, pieces
+from tests.training.tiny import Pieces, logged, pieces
 
 COST = Cost(32, 1, 1, 1, 2e9, 2e9, 6e9, 8, 256)
 COMPILING, STEP, EVALUATION, CHECKPOINT = 100.0, 2.0, 1000.0, 10_000.0  # seconds, by the fake clock
@@ -119,15 +119,14 @@ def timed(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Pi
     return first, fit(f"train.tokens={42 * 256}", "train.evaluations=2", f"resume='{runs}/name/arm/seed=1'")
 
 
-def test_tokens_per_second_leave_out_compilation_evaluation_and_checkpoints(timed: tuple[Pieces, Pieces]) -> None:
+def test_speed_and_seconds_leave_out_compilation_evaluation_and_checkpoints_and_go_on_in_a_resumed_run(
+    timed: tuple[Pieces, Pieces],
+) -> None:
     for parts in timed:
         assert parts.monitor.speed.overall == 256 / STEP
-    speeds = [row["perf/tokens_per_second"] for row in timed[1].rows if "perf/tokens_per_second" in row]
+    speeds = logged(timed[1].run.folder.path, "perf/tokens_per_second")
     assert len(speeds) > 6
     assert set(speeds) == {256 / STEP}
-
-
-def test_seconds_are_those_of_training_alone_and_go_on_in_a_resumed_run(timed: tuple[Pieces, Pieces]) -> None:
     for row in timed[1].rows:
         step = row["step"]
         slow = min(step, SLOW_STEPS) + min(max(step - 30, 0), SLOW_STEPS)

@@ -5,7 +5,6 @@ import shutil
 import signal
 import socket
 import weakref
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -344,17 +343,8 @@ def truncated(part: Path) -> None:
     part.write_bytes(part.read_bytes()[:-1])
 
 
-def flipped(part: Path) -> None:
-    """A bit of the largest record: between records there is padding, of which no checksum knows."""
-    with zipfile.ZipFile(part) as archive:
-        record = archive.read(max(archive.infolist(), key=lambda record: record.file_size))
-    part.write_bytes(part.read_bytes().replace(record, bytes([record[0] ^ 1]) + record[1:], 1))
-
-
 DAMAGE: dict[str, Callable[[Path], None]] = {
     "cut": truncated,
-    "flipped": flipped,
-    "empty": lambda part: part.write_bytes(b""),
     "missing": Path.unlink,
     "another step's": lambda part: shutil.copy(before(part.parent) / part.name, part) and None,
     "of other processes": lambda part: part.rename(part.with_name("0_of_1.ckpt")) and None,

@@ -205,8 +205,10 @@ def test_a_checkpoint_of_other_data_or_precision_is_not_gone_on_with(fact: str, 
     begun(folder, status="interrupted")
     old, new = (replace(OURS, **{fact: value}) for value in ("old", "new"))
     old.save(folder.path)
+    before = contents(folder.path)
     with pytest.raises(ConfigError, match=f"{fact}=new: .* was trained with old; restore that, "):
         folder.begin(compose_config("size=pico"), [], new)
+    assert contents(folder.path) == before
     assert folder.begin(compose_config("size=pico"), [], old) == folder.checkpoint
 
 

@@ -10,37 +10,31 @@ from llama_lab.runs.naming import LONGEST, short_name, short_names
 from llama_lab.runs.record import Record
 from llama_lab.runs.stored import Environment
 
+ALONE = {
+    "": "llama",
+    "arch=gpt2": "gpt2",
+    "norm=layernorm model.position.theta=5e5": "llama position.theta=5e5 norm=layernorm",
+    "+model.extra=2 optim.lr=1e-3": "llama extra=2 optim.lr=1e-3",
+    "data=text data.files=[/a/b.txt] trainer=ddp trainer.precision=bf16-mixed": "llama",
+    "name=mine seed=3 logger=none runs_dir=/scratch norm=none": "llama norm=none",
+    "tokenizer.path=/a/long/way/to/tokenizer.json": "llama tokenizer.path=tokenizer.json",
+    "init_from=runs/llama/norm=none/seed=1": "llama init_from=norm=none/seed=1",
+}
+AMONG_OTHERS = {
+    "norm=layernorm size=nano train.tokens=3e5": "norm=layernorm",
+    "arch=gpt2 size=nano train.tokens=3e5": "gpt2",
+    "arch=gpt2 norm=none size=nano": "gpt2 norm=none",
+    "size=nano seed=2": "llama",
+    "size=nano data.files=[/a/b.txt,/c/d.txt]": "data.files=[b.txt,d.txt]",
+}
 
-@pytest.mark.parametrize(
-    ("overrides", "name"),
-    [
-        ([], "llama"),
-        (["arch=gpt2"], "gpt2"),
-        (["norm=layernorm", "model.position.theta=5e5"], "llama position.theta=5e5 norm=layernorm"),
-        (["+model.extra=2", "optim.lr=1e-3"], "llama extra=2 optim.lr=1e-3"),
-        (["data=text", "data.files=[/a/b.txt]", "trainer=ddp", "trainer.precision=bf16-mixed"], "llama"),
-        (["name=mine", "seed=3", "logger=none", "runs_dir=/scratch", "norm=none"], "llama norm=none"),
-        (["tokenizer.path=/a/long/way/to/tokenizer.json"], "llama tokenizer.path=tokenizer.json"),
-        (["init_from=runs/llama/norm=none/seed=1"], "llama init_from=norm=none/seed=1"),
-        (["init_from='/elsewhere/my run'"], "llama init_from=my run"),
-    ],
-)
-def test_a_run_on_its_own_is_named_by_recipe_and_settings(overrides: list[str], name: str) -> None:
-    assert short_name("llama", overrides) == name
 
-
-@pytest.mark.parametrize(
-    ("overrides", "name"),
-    [
-        (["norm=layernorm", "size=nano", "train.tokens=3e5"], "norm=layernorm"),
-        (["arch=gpt2", "size=nano", "train.tokens=3e5"], "gpt2"),
-        (["arch=gpt2", "norm=none", "size=nano"], "gpt2 norm=none"),
-        (["size=nano", "seed=2"], "llama"),
-        (["size=nano", "data.files=[/a/b.txt,/c/d.txt]"], "data.files=[b.txt,d.txt]"),
-    ],
-)
-def test_a_run_among_others_is_named_by_what_differs(overrides: list[str], name: str) -> None:
-    assert short_name("llama", overrides, {"size", "train.tokens"}) == name
+def test_a_run_is_named_by_recipe_and_settings_and_among_others_by_what_differs() -> None:
+    for overrides, name in ALONE.items():
+        assert short_name("llama", overrides.split()) == name
+    assert short_name("llama", ["init_from='/elsewhere/my run'"]) == "llama init_from=my run"
+    for overrides, name in AMONG_OTHERS.items():
+        assert short_name("llama", overrides.split(), {"size", "train.tokens"}) == name
 
 
 def test_a_long_name_is_cut() -> None:

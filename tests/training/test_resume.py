@@ -156,24 +156,6 @@ def test_a_finished_run_is_found_by_its_folder_and_needs_more_tokens(command: Co
     )
 
 
-def test_a_run_does_not_go_on_with_other_data_and_keeps_the_record_of_its_own(
-    command: Command, tiny: list[str], corpus: Path, tmp_path: Path
-) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text(corpus.read_text(encoding="utf-8"), encoding="utf-8")
-    overrides = [*tiny, "data.files=[text.txt]", "train.tokens=5120", "train.checkpoint_every=10"]
-    first = command(*overrides)
-    status = first.run / "status.json"
-    status.write_text('{"status": "interrupted", "message": ""}')
-    before = (first.run / "environment.json").read_text()
-    text.write_text(text.read_text(encoding="utf-8")[:-500], encoding="utf-8")
-    again = command(*overrides)
-    assert again.code == 2
-    assert again.err.startswith("error: data_hash=")
-    assert (first.run / "environment.json").read_text() == before
-    assert '"interrupted"' in status.read_text()
-
-
 def test_a_finished_run_trains_further_with_resume_and_more_tokens(
     whole: Path, tiny: list[str], tmp_path: Path
 ) -> None:

@@ -2,13 +2,11 @@
 
 import copy
 import math
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,15 +20,13 @@ from llama_lab.model.attention import MultiHeadAttention
 from llama_lab.model.mixer import Mixer
 from llama_lab.runs.stored import layer_metrics
 from llama_lab.training import telemetry
-from llama_lab.training.command import train_run
 from llama_lab.training.module import LanguageModel
-from tests.conftest import RunTrain, needs_compiler
-from tests.training.tiny import Pieces, identical, pieces, planned, repeatable, rows, trained_state
+from tests.conftest import RunTrain, last_of_each, needs_compiler
+from tests.training.tiny import LOOPBACK, Pieces, identical, pieces, repeatable, rows, steps_of, trained, trained_state
 
 STEP = 256  # tokens
 ON = ["train.telemetry=true", "train.log_every=3", "train.evaluations=1", "train.sample_tokens=0", "logger=none"]
 SHORT = [*ON, f"train.tokens={8 * STEP}"]
-LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
 Row = dict[str, float]
 
 
@@ -142,21 +138,15 @@ def test_the_metrics_are_those_of_hooks_written_out_in_float64(
     assert found.keys() == {*layer_metrics(2)}
 
 
-def trained(tmp_path: Path, *overrides: str) -> Path:
-    """The folder of a finished run."""
-    run = planned(*overrides, f"runs_dir={tmp_path}")
-    with patch.dict(os.environ, LOOPBACK):  # Lightning leaves a rank in it
-        assert train_run(run) == "done"
-    return run.folder.path
-
-
 def without(found: list[Row]) -> list[Row]:
     return [{name: value for name, value in row.items() if name not in of_telemetry(row)} for row in found]
 
 
 def test_a_run_with_it_leaves_the_same_weights_and_losses_to_the_last_bit(tiny: list[str], tmp_path: Path) -> None:
     common = [*tiny, *SHORT, "model.dropout=0.1", "train.micro_batch_size=4"]
-    watched, plain = (trained(tmp_path / str(on), *common, f"train.telemetry={on}") for on in (True, False))
+    watched, plain = (
+        trained(*common, f"train.telemetry={on}", f"runs_dir={tmp_path / str(on)}") for on in (True, False)
+    )
     assert identical(trained_state(watched), trained_state(plain))
     assert without(repeatable(watched)) == repeatable(plain)
     assert [row["step"] for row in rows(watched) if of_telemetry(row)] == [1, 3, 6, 8]
@@ -214,9 +204,9 @@ def test_it_may_be_switched_when_a_run_goes_on_and_keeps_what_was_logged(
     begins: bool, tiny: list[str], tmp_path: Path
 ) -> None:
     common = [*tiny, *SHORT, "train.log_every=1", f"runs_dir={tmp_path}"]
-    folder = trained(tmp_path, *common, f"train.telemetry={begins}")
-    trained(tmp_path, *common, f"train.telemetry={not begins}", f"resume='{folder}'", f"train.tokens={12 * STEP}")
-    assert [row["step"] for row in rows(folder) if "train/loss" in row] == [*range(1, 13)]
+    folder = trained(*common, f"train.telemetry={begins}")
+    trained(*common, f"train.telemetry={not begins}", f"resume='{folder}'", f"train.tokens={12 * STEP}")
+    assert steps_of(folder, "train/loss") == [*range(1, 13)]
     with_it = [row["step"] for row in rows(folder) if of_telemetry(row)]
     assert with_it == [*(range(1, 9) if begins else range(9, 13))]
 
@@ -261,7 +251,7 @@ SHARDED = ["trainer=fsdp", "trainer.accelerator=cpu"]
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_one_shard_reads_what_one_device_reads(precision: str, tiny: list[str], tmp_path: Path) -> None:
     common = [*tiny, *SHORT, f"train.tokens={2 * STEP}", f"trainer.precision={precision}", "train.micro_batch_size=4"]
-    alone, shard = (rows(trained(tmp_path / str(len(more)), *common, *more)) for more in ([], SHARDED))
+    alone, shard = (rows(trained(*common, *more, f"runs_dir={tmp_path / str(len(more))}")) for more in ([], SHARDED))
     tolerance = 1e-4 if precision == "32-true" else 0.05
     for ours, theirs in zip(shard, alone, strict=True):
         assert of_telemetry(ours) == pytest.approx(of_telemetry(theirs), rel=tolerance)
@@ -276,7 +266,7 @@ def test_two_devices_read_the_gradients_and_updates_of_one(
     ran = run_train(*common, f"trainer={trainer}", "trainer.devices=2", **LOOPBACK)
     assert (ran.code, ran.err) == (0, "")
     # One device reads the whole batch at once: its root mean square is not the mean of those of two halves.
-    alone = rows(trained(tmp_path, *common, "train.micro_batch_size=null"))
+    alone = rows(trained(*last_of_each([*common, "train.micro_batch_size=null"]), f"runs_dir={tmp_path}"))
     for ours, theirs in zip(rows(ran.run), alone, strict=True):
         for name, value in of_telemetry(theirs).items():
             assert ours[name] == pytest.approx(value, rel=0.02 if "_rms" in name else 1e-3)
@@ -286,12 +276,11 @@ def test_two_devices_read_the_gradients_and_updates_of_one(
 @pytest.mark.slow
 def test_a_compiled_run_reads_what_an_eager_one_reads_and_trains_as_without(tiny: list[str], tmp_path: Path) -> None:
     common = [*tiny, *SHORT]
-    eager, compiled, plain = (
-        repeatable(
-            trained(tmp_path / f"{compiles}{on}", *common, f"trainer.compile={compiles}", f"train.telemetry={on}")
-        )
-        for compiles, on in ((False, True), (True, True), (True, False))
-    )
+    found = []
+    for compiles, on in ((False, True), (True, True), (True, False)):
+        settings = (f"trainer.compile={compiles}", f"train.telemetry={on}", f"runs_dir={tmp_path}/{compiles}{on}")
+        found.append(repeatable(trained(*common, *settings)))
+    eager, compiled, plain = found
     assert torch._dynamo.utils.counters["frames"]["ok"] > 0
     for ours, theirs in zip(compiled, eager, strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3)
@@ -303,14 +292,9 @@ def test_gradients_grow_towards_the_output_in_post_norm_and_fall_in_pre_norm(tin
     """Xiong et al. 2020, figure 3, and theorem 1 of the last layer: O(1) at any depth, and O(1 / sqrt(depth))."""
 
     def first_and_last(block: str, depth: int) -> tuple[float, float]:
-        settings = [
-            "arch=vanilla",
-            f"block={block}",
-            f"model.n_layers={depth}",
-            "model.dim=64",
-            "model.max_seq_len=128",
-        ]
-        _, run = one_step(*tiny, *settings, f"runs_dir={tmp_path / block / str(depth)}", tokens=4 * STEP)
+        sizes = [f"model.n_layers={depth}", "model.dim=64", "model.max_seq_len=128"]
+        settings = [*tiny, "arch=vanilla", f"block={block}", *sizes]
+        _, run = one_step(*settings, f"runs_dir={tmp_path / block / str(depth)}", tokens=4 * STEP)
         first, last = (run.rows[0][f"telemetry/ffn_grad_norm/layer_{layer:02d}"] for layer in (0, depth - 1))
         return first, last
 
@@ -323,7 +307,7 @@ def test_gradients_grow_towards_the_output_in_post_norm_and_fall_in_pre_norm(tin
 
 
 def test_tensorboard_has_a_chart_of_all_layers_for_each_quantity(tiny: list[str], tmp_path: Path) -> None:
-    folder = trained(tmp_path, *tiny, *SHORT, "logger=tensorboard")
+    folder = trained(*tiny, *SHORT, "logger=tensorboard", f"runs_dir={tmp_path}")
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
     assert {*layer_metrics(2)} <= {*events.Tags()["scalars"]}
     (layout,) = events.Tensors("custom_scalars__config__")

@@ -120,7 +120,8 @@ class Queue:
             self._display.print_line(f"{title}: {status}, {detail}")
             if status == "done":
                 self._durations.append(job.seconds)
-                self._trained += latest_metrics(job.run.folder.metrics).get("seconds", 0.0)
+                if job.run.folder.metrics.exists():  # not of what measures speeds
+                    self._trained += latest_metrics(job.run.folder.metrics).get("seconds", 0.0)
             elif status == "failed" and isinstance(error, RunFailedError):
                 for line in job.last_lines():
                     self._display.print_line(f"  {line}")

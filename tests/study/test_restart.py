@@ -20,8 +20,8 @@ STUDY = (
     "study.axes=[norm]",
     "study.seeds=[1,2]",
     "name=climb",
-    "train.tokens=20000",
-    "train.checkpoint_every=10",
+    "train.tokens=10240",
+    "train.checkpoint_every=5",
 )
 TIMED = ("seconds", "tokens_per_second", "peak_memory", "mfu")  # parts of the names of columns that differ by chance
 

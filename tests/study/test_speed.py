@@ -21,7 +21,7 @@ LADDER = (
     "study.axes=[norm]",
     "study.seeds=[1]",
     "name=climb",
-    "train.tokens=5120",
+    "train.tokens=2560",
 )
 
 
@@ -198,49 +198,39 @@ def change_json(file: Path, **changes: object) -> None:
     file.write_text(json.dumps(content))
 
 
-def with_speed(folder: Path, **changes: object) -> None:
-    """Change speed.json."""
-    change_json(folder / StudySpeed.FILE, **changes)
-
-
-def beside(folder: Path, runs: int) -> None:
-    """Let the records say that so many runs trained at once."""
-    for file in folder.rglob("environment.json"):
-        change_json(file, runs_at_once=runs)
-
-
 def test_the_report_has_the_measured_speeds_and_names_what_is_wrong_with_them(
     measured: Path, in_process: Callable[..., Ran]
 ) -> None:
-    arms = {
-        "vanilla": {"train": [100.0, 300.0, 200.0], "decode": [7.0, 8.0, 9.0]},
-        "+rmsnorm": {"train": [110.0, 120.0, 130.0], "decode": [1.0, 1.0, 1.0]},
-    }
-    with_speed(measured, arms=arms, device="NVIDIA H100")
-    ran = in_process(compare_command, "llama-lab-compare", str(measured))
-    assert ran.code == 0
-    rows = {row["arm"]: row for row in csv.DictReader((measured / "summary.csv").open())}
-    columns = ("perf/tokens_per_second", "perf/tokens_per_second_low", "perf/tokens_per_second_high")
-    found = [float(rows["vanilla"][column]) for column in columns]
+    def compared() -> tuple[str, dict[str, str]]:
+        """What is printed, and the row of the first arm."""
+        ran = in_process(compare_command, "llama-lab-compare", str(measured))
+        assert ran.code == 0
+        return " ".join(ran.out.split()), next(csv.DictReader((measured / "summary.csv").open()))
+
+    def beside(runs: int) -> None:
+        """Let the records say that so many runs trained at once."""
+        for file in measured.rglob("environment.json"):
+            change_json(file, runs_at_once=runs)
+
+    vanilla = {"train": [100.0, 300.0, 200.0], "decode": [7.0, 8.0, 9.0]}
+    arms = {"vanilla": vanilla, "+rmsnorm": {"train": [110.0, 120.0, 130.0], "decode": [1.0, 1.0, 1.0]}}
+    change_json(measured / StudySpeed.FILE, arms=arms, device="NVIDIA H100")
+    printed, row = compared()
+    trained = "perf/tokens_per_second"
+    found = [float(row[column]) for column in (trained, f"{trained}_low", f"{trained}_high")]
     assert found == pytest.approx([(100 * 300 * 200) ** (1 / 3), 100.0, 300.0])
-    assert float(rows["vanilla"]["decode_tokens_per_second"]) == pytest.approx((7 * 8 * 9) ** (1 / 3))
-    assert "prefill_tokens_per_second" not in rows["vanilla"]  # which older versions did not measure
-    printed = " ".join(ran.out.split())
+    assert float(row["decode_tokens_per_second"]) == pytest.approx((7 * 8 * 9) ** (1 / 3))
+    assert "prefill_tokens_per_second" not in row  # which older versions did not measure
     assert "Speeds were measured on 1 x NVIDIA H100, 32-true" in printed
     assert "runs trained on other hardware: 1 x cpu, 32-true" in printed
     assert "not quiet while speeds were measured: rounds differ more than 1.5" in printed
     assert "in vanilla." in printed
-    beside(measured, 1)
-    with_speed(measured, arms={"vanilla": arms["vanilla"]})
-    printed = " ".join(in_process(compare_command, "llama-lab-compare", str(measured)).out.split())
-    assert "The speed of +rmsnorm is as its runs logged it, not measured with the others." in printed
+    beside(1)
+    change_json(measured / StudySpeed.FILE, arms={"vanilla": vanilla})
+    assert "The speed of +rmsnorm is as its runs logged it, not measured with the others." in compared()[0]
     (measured / StudySpeed.FILE).unlink()
-    in_process(compare_command, "llama-lab-compare", str(measured))
-    rows = {row["arm"]: row for row in csv.DictReader((measured / "summary.csv").open())}
-    logged = json.loads((measured / "vanilla" / "seed=1" / "summary.json").read_text())["perf/tokens_per_second"]
-    assert float(rows["vanilla"]["perf/tokens_per_second"]) == logged
-    assert rows["vanilla"]["perf/tokens_per_second_low"] == ""
-    beside(measured, 2)
-    in_process(compare_command, "llama-lab-compare", str(measured))
-    rows = {row["arm"]: row for row in csv.DictReader((measured / "summary.csv").open())}
-    assert rows["vanilla"].get("perf/tokens_per_second", "") == "", "a run beside others says nothing about speed"
+    _, row = compared()
+    logged = json.loads((measured / "vanilla" / "seed=1" / "summary.json").read_text())[trained]
+    assert (float(row[trained]), row[f"{trained}_low"]) == (logged, "")
+    beside(2)
+    assert compared()[1].get(trained, "") == "", "a run beside others says nothing about speed"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -23,14 +23,6 @@ from tests.training.stopping import Power, at, cut
 from tests.training.tiny import repeatable
 
 # Kinds of damage, each of a file's path.
-
-
-def truncate(file: Path) -> None:
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def empty(file: Path) -> None:
-    os.truncate(file, 0)
 
 
 def flip(file: Path, place: float) -> None:
@@ -48,8 +40,14 @@ def rename_key(file: Path) -> None:
     file.write_text(text.replace(key, "x" + key[1:], 1))
 
 
-def change_keys(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change what a file holds, and nothing else of it."""
+def change_key(file: Path, value: Any = None) -> None:
+    """Change the key that a result depends on most, or remove it, and nothing else of a file."""
+
+    def change(content: dict[str, Any]) -> None:
+        key = next(key for key in ("val/loss", "arms", "model", "status", "data_hash", *content) if key in content)
+        del content[key]
+        content.update({} if value is None else {key: value})
+
     if file.suffix == ".csv":
         with file.open(newline="") as opened:
             rows: list[dict[str, Any]] = list(csv.DictReader(opened))
@@ -68,19 +66,6 @@ def change_keys(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
         change(content)
     stamp = text.partition("\n")[0] + "\n" if text.startswith("#") else ""
     file.write_text(json.dumps(content) if file.suffix == ".json" else stamp + yaml.safe_dump(content))
-
-
-def main_key(content: dict[str, Any]) -> str:
-    """The key of the file's content that a result depends on most."""
-    return next(key for key in ("val/loss", "arms", "model", "status", "data_hash", *content) if key in content)
-
-
-def remove_key(content: dict[str, Any]) -> None:
-    del content[main_key(content)]
-
-
-def change_type(content: dict[str, Any]) -> None:
-    content[main_key(content)] = [{"a": "b"}]
 
 
 def make_folder(file: Path) -> None:
@@ -111,30 +96,22 @@ def watch(event: str, arguments: tuple[Any, ...]) -> None:
 sys.addaudithook(watch)
 
 KINDS: dict[str, Callable[[Path], object]] = {
-    "truncated": truncate,
-    "emptied": empty,
+    "truncated": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "emptied": lambda file: os.truncate(file, 0),
     "flipped at its begin": partial(flip, place=0.05),
     "flipped": partial(flip, place=0.5),
     "flipped at its end": partial(flip, place=0.98),
     "a key renamed": rename_key,
-    "a key removed": partial(change_keys, change=remove_key),
-    "of another type": partial(change_keys, change=change_type),
+    "a key removed": change_key,
+    "of another type": partial(change_key, value=[{"a": "b"}]),
     "a folder": make_folder,
     "missing": Path.unlink,
     "unreadable": lambda file: UNREADABLE.add(identity(file)),
 }
 OF_KEYS = ("a key renamed", "a key removed", "of another type")
 
-RUN_FILES = [
-    "status.json",
-    "environment.json",
-    "resolved.yaml",
-    "overrides.yaml",
-    "metrics.csv",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "checkpoints/last.ckpt",
-]
+RUN_FILES = ["status.json", "environment.json", "resolved.yaml", "overrides.yaml", "metrics.csv"]
+RUN_FILES += ["tokenizer.json", "tokenizer_config.json", "checkpoints/last.ckpt"]
 FINISHED = [*RUN_FILES, "summary.json", "sample.txt", "eval.json"]
 FILES = {
     "finished": FINISHED,
@@ -168,14 +145,8 @@ def damages() -> Iterator[Any]:
 
 BUDGET = ("train.tokens=5120", "train.evaluations=2", "train.checkpoint_every=4")  # 20 steps
 RUN = ("arm=base", "train.eval_lengths=[1]")
-STUDY = (
-    "study=ladder",
-    "study.axes=[norm]",
-    "study.seeds=[1]",
-    "study.learning_rates=null",
-    "study.measure_speed=false",
-    "name=study",
-)
+STUDY = ("study=ladder", "study.axes=[norm]", "study.seeds=[1]", "study.learning_rates=null", "name=study")
+STUDY += ("study.measure_speed=false",)
 
 
 @dataclass(frozen=True)
@@ -255,8 +226,7 @@ def act(world: World, target: str, action: str) -> tuple[Ran, Callable[[], objec
     return world.train(*RUN, f"name={name}"), partial(losses, world.folder(name))
 
 
-@dataclass(frozen=True)
-class Whole:
+class Whole(NamedTuple):
     """What an action makes of a whole world: its exit status, its result, and the files that it read."""
 
     code: int

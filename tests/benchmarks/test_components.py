@@ -29,22 +29,15 @@ from tests.composing import options as all_options
 CPU = torch.device("cpu")
 
 
-def randomise(module: nn.Module) -> None:
-    for p in module.parameters():
-        nn.init.normal_(p)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_layer_norm_written_out_is_pytorch_s(bias: bool) -> None:
-    norm, x = LayerNorm(48, bias=bias), 3 + 5 * torch.randn(7, 48)
-    randomise(norm)
-    torch.testing.assert_close(layer_norm(norm, x), F.layer_norm(x, (48,), norm.weight, norm.bias, norm.eps))
-
-
-def test_rms_norm_written_out_is_pytorch_s() -> None:
-    norm, x = RMSNorm(48), 3 + 5 * torch.randn(7, 48)
-    randomise(norm)
-    torch.testing.assert_close(rms_norm(norm, x), F.rms_norm(x, (48,), norm.weight, norm.eps))
+def test_norms_written_out_are_pytorch_s() -> None:
+    x = 3 + 5 * torch.randn(7, 48)
+    norms = LayerNorm(48, bias=True), LayerNorm(48, bias=False), RMSNorm(48)
+    for parameter in (p for norm in norms for p in norm.parameters()):
+        nn.init.normal_(parameter)
+    for norm in norms[:2]:
+        torch.testing.assert_close(layer_norm(norm, x), F.layer_norm(x, (48,), norm.weight, norm.bias, norm.eps))
+    rms = norms[2]
+    torch.testing.assert_close(rms_norm(rms, x), F.rms_norm(x, (48,), rms.weight, rms.eps))
 
 
 def test_fused_and_written_out_attention_compute_the_same_forward_and_backward() -> None:
@@ -92,14 +85,10 @@ def test_all_feedforwards_are_compared_and_have_equal_matrices() -> None:
         assert sum(p.numel() for p in layer.parameters() if p.ndim == 2) == 2 * 24 * 96, option
 
 
-def test_keys_are_counted_for_every_token_of_every_call() -> None:
-    model = lively("arch=llama3")
-    assert kv_computations(model, lambda: model(torch.zeros(2, 7, dtype=torch.long))) == 14
-    assert kv_computations(model, lambda: None) == 0
-
-
 def test_a_cache_saves_all_but_one_key_per_token_and_changes_no_token() -> None:
     model, n = lively("arch=llama3"), 20
+    assert kv_computations(model, lambda: model(torch.zeros(2, 7, dtype=torch.long))) == 14
+    assert kv_computations(model, lambda: None) == 0
     texts: list[list[int]] = []
     cached = kv_computations(model, lambda: texts.append(generate_cached(model, [5], n)))
     uncached = kv_computations(model, lambda: texts.append(generate_uncached(model, [5], n)))
@@ -135,19 +124,11 @@ def test_the_largest_written_out_attention_stays_below_ten_gibibytes() -> None:
         assert 4 * batch_size * n_heads * length**2 * 4 < 10 * 2**30  # about four times the scores
 
 
-def test_a_measurement_s_ratio_says_how_many_times_as_fast_as_the_first() -> None:
-    rows = rows_of("1", "forward", {"slow": measurement([3.0]), "fast": measurement([1.5])})
-    assert list(rows.what) == ["slow", "fast"]
-    assert list(rows.ratio) == [1.0, 2.0]
-
-
-def test_a_row_of_the_csv_file_tells_the_median_and_the_range() -> None:
-    (row,) = rows_of("1", "forward", {"what": measurement([3.0, 1.0, 2.0, 9.0])}).itertuples()
-    assert (row.median_ms, row.low_ms, row.high_ms) == (2500.0, 1000.0, 9000.0)
-
-
-def test_the_time_of_a_part_is_that_of_a_call_divided() -> None:
-    rows = rows_of("1", "decode", {"a": measurement([8.0]), "b": measurement([2.0, 4.0, 6.0])}, parts=4)
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_row_has_median_range_and_ratio_to_the_first_of_a_part_of_a_call(parts: int) -> None:
+    seconds = {"slow": [8.0 * parts], "fast": [6.0 * parts, 2.0 * parts, 4.0 * parts, 18.0 * parts]}
+    rows = rows_of("1", "decode", {what: measurement(found) for what, found in seconds.items()}, parts=parts)
     first, second = rows.itertuples()
-    assert (first.median_ms, second.low_ms, second.median_ms, second.high_ms) == (2000.0, 500.0, 1000.0, 1500.0)
-    assert second.ratio == 2.0
+    assert (first.what, first.median_ms, first.ratio) == ("slow", 8000.0, 1.0)
+    assert (second.median_ms, second.low_ms, second.high_ms) == (5000.0, 2000.0, 18000.0)
+    assert second.ratio == 1.6

@@ -1,7 +1,8 @@
 """`python -m benchmarks gpu`: its record, and every part's way, at tiny sizes on a CPU."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -32,41 +33,39 @@ def test_a_finding_says_whether_it_meets_its_goal(finding: Finding, outcome: str
     assert (finding.outcome, str(finding)) == (outcome, text)
 
 
-def good(_: torch.device) -> Iterator[Finding]:
-    yield Finding("good", 1.0)
+def part(error: BaseException | None = None) -> Callable[[torch.device], Iterator[Finding]]:
+    """A part that finds something, and then fails."""
 
+    def found(_: torch.device) -> Iterator[Finding]:
+        yield Finding("before", 1.0)
+        if error:
+            raise error
 
-def broken(_: torch.device) -> Iterator[Finding]:
-    yield Finding("before", 1.0)
-    raise RuntimeError("CUDA is upset\nmore")
-
-
-def interrupted(_: torch.device) -> Iterator[Finding]:
-    yield Finding("before", 1.0)
-    raise KeyboardInterrupt
+    return found
 
 
 def test_a_part_that_fails_is_recorded_and_the_others_go_on(capsys: pytest.CaptureFixture[str]) -> None:
-    found = list(findings(["bad", "good"], CPU, 1, {"bad": broken, "good": good}))
-    assert [(part, finding.name) for part, finding in found] == [
+    parts = {"bad": part(RuntimeError("CUDA is upset\nmore")), "good": part()}
+    found = list(findings(["bad", "good"], CPU, 1, parts))
+    assert [(name, finding.name) for name, finding in found] == [
         ("bad", "before"),
         ("bad", "the rest"),
-        ("good", "good"),
+        ("good", "before"),
     ]
     assert found[1][1].note == "failed, RuntimeError: CUDA is upset more"
     assert "Traceback" in capsys.readouterr().err
 
 
 def test_no_part_begins_when_the_time_is_over() -> None:
-    ((part, finding),) = findings(["good"], CPU, -1, {"good": good})
-    assert (part, finding.outcome) == ("good", "not measured")
+    ((name, finding),) = findings(["good"], CPU, -1, {"good": part()})
+    assert (name, finding.outcome) == ("good", "not measured")
     assert "--only good" in finding.note
 
 
 def test_ctrl_c_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(gpu, "start", lambda wanted: (CPU, {"device": "H100"}))
-    monkeypatch.setitem(PARTS, "loss", interrupted)
+    monkeypatch.setitem(PARTS, "loss", part(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         gpu.run(["loss"], 1, tmp_path / "out")
     (row,) = pd.read_csv(tmp_path / "out" / "gpu.csv").itertuples()
@@ -80,20 +79,10 @@ def test_the_command_line_knows_the_parts() -> None:
 # Every part, on a CPU: what it finds means nothing, but what it calls exists
 
 
-@pytest.fixture
-def trainable(tiny: list[str]) -> list[str]:
-    """The overrides of a tiny model that trains on the tests' text."""
-    return [*tiny, "model.vocab_size=512"]
-
-
-def outcomes(found: Iterator[Finding]) -> dict[str, str]:
-    """The outcome of every finding."""
-    return {finding.name: finding.outcome for finding in found}
-
-
 @pytest.mark.slow
-def test_training_is_measured_by_our_own_loop(trainable: list[str]) -> None:
-    found = list(gpu_training.measure_small(CPU, trainable, steps=6, modes=(False, False)))
+def test_training_is_measured_by_our_own_loop(tiny: list[str]) -> None:
+    overrides = [*tiny, "model.vocab_size=512"]
+    found = list(gpu_training.measure_small(CPU, overrides, steps=6, modes=(False, False)))
     by_name = {finding.name: finding for finding in found}
     assert by_name["bf16-mixed by default"].outcome == "not met"  # a CPU's default is float32
     assert by_name["MFU, eager"].outcome == "not measured"
@@ -117,7 +106,8 @@ def test_the_loss_is_compared_with_its_logits() -> None:
 
 @pytest.mark.slow
 def test_flex_attention_gives_what_our_masked_path_gives() -> None:
-    found = outcomes(gpu_kernels.measure_attention(CPU, (1, 4, 128, 16), window=32, compiled=False, rounds=1))
+    findings = gpu_kernels.measure_attention(CPU, (1, 4, 128, 16), window=32, compiled=False, rounds=1)
+    found = {finding.name: finding.outcome for finding in findings}
     fused = {name for name in found if "written-out" in name}
     assert len(fused) == len(gpu_kernels.FUSED)
     differences = {name: outcome for name, outcome in found.items() if "difference" in name}
@@ -129,33 +119,21 @@ def test_flex_attention_gives_what_our_masked_path_gives() -> None:
     }
 
 
-def test_decoding_is_measured_with_its_share_of_the_bandwidth() -> None:
-    found = {
-        finding.name: finding
-        for finding in gpu_decoding.measure_decoding(
-            CPU, TINY, context=16, new_tokens=4, buffer_bytes=2**20, modes=[False], rounds=1
-        )
-    }
-    assert found["KV cache in torch.bfloat16, allocated over formula"].value == 1
-    assert found["KV cache in torch.int8, allocated over formula"].value == 1
-    share = found["of the bandwidth, eager"].value
-    assert share is not None
-    assert 0 < share < 100
-    assert found["CUDA graphs launched per token, eager"].value == 0
-
-
-def test_launches_of_graphs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Graph:
-        def replay(self) -> None:
-            pass
-
-    monkeypatch.setattr(gpu_decoding, "CUDAGraph", Graph)
-    assert gpu_decoding.graphs_launched(lambda: [Graph().replay() for _ in range(3)]) == 3
+def test_decoding_is_measured_with_its_share_of_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: dict[str, Any] = {"context": 16, "new_tokens": 4, "buffer_bytes": 2**20, "modes": [False], "rounds": 1}
+    found = {finding.name: finding.value for finding in gpu_decoding.measure_decoding(CPU, TINY, **sizes)}
+    assert found["KV cache in torch.bfloat16, allocated over formula"] == 1
+    assert found["KV cache in torch.int8, allocated over formula"] == 1
+    assert 0 < (found["of the bandwidth, eager"] or 0) < 100
+    assert found["CUDA graphs launched per token, eager"] == 0
+    graph = type("Graph", (), {"replay": print})
+    monkeypatch.setattr(gpu_decoding, "CUDAGraph", graph)
+    assert gpu_decoding.graphs_launched(lambda: [graph().replay() for _ in range(3)]) == 3
 
 
 @pytest.mark.process
 def test_sharded_runs_of_train_py_are_compared_with_one_device(tiny: list[str]) -> None:
-    found = outcomes(gpu_training.measure_sharding(CPU, tiny))
+    found = {finding.name: finding.outcome for finding in gpu_training.measure_sharding(CPU, tiny)}
     assert found["FSDP2 on one device: validation loss beside one device's"] == "met"
     assert found["ddp on two devices"] == "not measured"
 

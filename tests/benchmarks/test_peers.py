@@ -86,7 +86,8 @@ def test_ratios_are_those_of_each_round_and_shares_those_of_its_ceiling() -> Non
     assert (ours.of_ceiling_median, theirs.of_ceiling_median) == (0.5, 0.4)
 
 
-def test_decoding_has_no_ceiling() -> None:
+def test_flops_are_counted_at_the_context_of_the_batches_and_decoding_has_no_ceiling() -> None:
+    assert train_flops(Spec((*SPEC.overrides, "model.max_seq_len=64"))) > train_flops(SPEC) > 6 * 20_000
     assert train_flops(TEXT) == 0
     assert not compared(pd.DataFrame({"ours": [1.0], CEILING: [1.0]}), 0.0).columns.str.startswith("of_ceiling").any()
 
@@ -105,7 +106,7 @@ def test_a_process_keeps_freed_memory_as_a_run_of_ours_does() -> None:
     faults = []
     for variables in ({}, KEEP):
         with process(**variables) as executor:
-            faults.append(min(executor.submit(page_faults).result() for _ in range(5)))
+            faults.append(min(executor.submit(page_faults).result() for _ in range(2)))
     assert faults[1] < faults[0] / 4
 
 
@@ -117,7 +118,3 @@ def test_a_process_has_its_variables_alone_and_reports_what_fails() -> None:
         assert "MINE" not in os.environ
         with pytest.raises(ValueError, match=r"model\.n_heads=3: does not divide"):
             executor.submit(begin, "transformers", Spec((*SPEC.overrides, "model.n_heads=3"))).result()
-
-
-def test_flops_are_counted_at_the_context_of_the_batches() -> None:
-    assert train_flops(Spec((*SPEC.overrides, "model.max_seq_len=64"))) > train_flops(SPEC) > 6 * 20_000

@@ -66,16 +66,11 @@ def test_what_fails_in_a_run_is_reported_with_its_place_and_the_status_says_fail
         assert (status["status"], status["message"][:14]) == ("failed", "RuntimeError: ")
 
 
-def test_what_fails_in_an_estimate_is_reported_alone(
-    norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
+def test_what_fails_in_an_estimate_or_in_an_evaluation_is_reported(
+    norm: list[str], command: Command, evaluating: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAIL_AT", "training")
     assert_reported(command(*norm, "estimate=true", "device=h100"))
-
-
-def test_what_fails_in_an_evaluation_is_reported(
-    norm: list[str], command: Command, evaluating: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setenv("FAIL_AT", "")
     run = command(*norm).run
     monkeypatch.setenv("FAIL_AT", "reading")

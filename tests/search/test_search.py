@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -136,42 +135,30 @@ def test_a_search_of_which_all_trials_fail_is_an_error(command: Command, tiny: l
 
 
 @pytest.mark.slow
-def test_a_search_that_starts_over_trains_each_of_its_runs_once_more(
+def test_a_search_that_starts_over_and_is_stopped_trains_each_of_its_runs_once_more(
     command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wanted = (*tiny, *SEARCH, *SHORT, NORMS, "hydra.sweeper.n_trials=3")  # of two norms
-    command(*wanted)
-    (run, *_) = {trial["folder"] for trial in trials(Path())}
-    (Path(run) / "mine").touch()
-    reported = []
-    report = Planned.report
-    monkeypatch.setattr(
-        Planned, "report", lambda self: reported.append((self.run.folder.path / "mine").exists()) or report(self)
-    )
-    ran = command(*wanted, "overwrite=true")
-    assert (ran.code, ran.err) == (0, "")
-    assert not any(reported), "no evaluation of an earlier run is the trial's"
-    assert not (Path(run) / "mine").exists()
-    assert len(trials(Path())) == 3
-    assert ran.out.count("everything is in") == len({trial["folder"] for trial in trials(Path())})
-    assert "overwrite" not in ran.out.splitlines()[-1], "the best as a command must not delete it"
-
-
-@pytest.mark.slow
-def test_a_search_that_started_over_and_was_stopped_goes_on_without_the_runs_from_before_it(
-    command: Command, tiny: list[str]
 ) -> None:
     wanted = (*tiny, *SEARCH, *SHORT, NORMS, "hydra/sweeper/sampler=grid")  # a run for each of two norms
     command(*wanted)
     marks = [Path(trial["folder"]) / "mine" for trial in trials(Path())]
     for mark in marks:
         mark.touch()
+    reported = []
+    report = Planned.report
+    monkeypatch.setattr(
+        Planned, "report", lambda self: reported.append((self.run.folder.path / "mine").exists()) or report(self)
+    )
     command(*wanted, "overwrite=true", "hydra.sweeper.n_trials=1")
     assert sorted(mark.exists() for mark in marks) == [False, True]
     ran = command(*wanted)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.count("everything is in") == 1, "the first trial's run was trained again"
     assert not any(mark.exists() for mark in marks)
+    assert not any(reported), "no evaluation of an earlier run is the trial's"
+    again = command(*wanted[:-1], "overwrite=true", "hydra.sweeper.n_trials=3")  # of two norms, so one comes again
+    assert again.out.count("everything is in") == len({trial["folder"] for trial in trials(Path())})
+    assert len(trials(Path())) == 3
+    assert "overwrite" not in again.out.splitlines()[-1], "the best as a command must not delete it"
 
 
 @pytest.mark.slow
@@ -180,14 +167,6 @@ def test_a_bad_learning_rate_is_pruned(launcher: tuple[str, ...], run_train: Run
     ran = run_train(*tiny, *PRUNING, *launcher)
     assert ran.err == ""
     pruned(ran)
-
-
-def kill(process: int) -> None:
-    os.kill(process, signal.SIGKILL)
-
-
-def press_ctrl_c(process: int) -> None:
-    os.kill(process, signal.SIGINT)
 
 
 @pytest.fixture(scope="module")
@@ -211,9 +190,11 @@ STOPPED = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("deed", "launcher", "code"), [(kill, (), -signal.SIGKILL), (press_ctrl_c, SLOTS, 130)])
+@pytest.mark.parametrize(
+    ("number", "launcher", "code"), [(signal.SIGKILL, (), -signal.SIGKILL), (signal.SIGINT, SLOTS, 130)]
+)
 def test_a_search_that_is_stopped_goes_on_as_if_it_had_not_been(
-    deed: Callable[[int], None],
+    number: signal.Signals,
     launcher: tuple[str, ...],
     code: int,
     run_train: RunTrain,
@@ -231,7 +212,7 @@ def test_a_search_that_is_stopped_goes_on_as_if_it_had_not_been(
     while len(list((tmp_path / "runs").rglob("last.ckpt"))) < 2:
         assert time.monotonic() < end
         time.sleep(0.01)
-    deed(process.pid)
+    os.kill(process.pid, number)
     shown, _ = process.communicate()
     assert process.returncode == code, shown
     again = run_train(*wanted, cwd=tmp_path)
@@ -279,51 +260,46 @@ def test_a_search_can_be_kept_in_a_database(command: Command, tiny: list[str]) -
         assert len(study.trials) == 1
 
 
+GRID = "hydra/sweeper/sampler=grid"
+SWEEPER = "hydra.sweeper"
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["norm=rmsnorm"], "hydra/sweeper=optuna: there is nothing to search; give a space, such as norm="),
-        ([RATES, "hydra/sweeper/sampler=grid"], f"{RATES}: an interval has no grid"),
-        ([RATES, "study=ladder"], "hydra/sweeper=optuna: a study makes its own runs"),
-        ([RATES, "resume=runs/a"], "resume=runs/a: a search trains runs of its own"),
-        ([RATES, "arm=a"], "arm=a: a search names the arms of its trials"),
-        ([RATES, "estimate=true"], "estimate=true: a search trains"),
-        (["arm=a,b"], "arm=a,b: makes no difference to what is trained"),
-        (["train.log_every=5,10"], "train.log_every=5,10: makes no difference to what is trained"),
-        (["trainer=cpu,auto"], "trainer=cpu,auto: makes no difference to what is trained"),
-        (["norm=rmsnorm,rmsnrm"], "norm=rmsnrm: no such option (did you mean rmsnorm?)"),
-        (["optim.rate=interval(1,2)"], "optim.rate=interval(1,2): no such key"),
-        ([RATES, "hydra/launcher=ray"], "hydra.sweeper.n_jobs=null: hydra/launcher=ray has no slots to fill"),
+        ("norm=rmsnorm", "hydra/sweeper=optuna: there is nothing to search; give a space, such as norm="),
+        (f"{RATES} {GRID}", f"{RATES}: an interval has no grid"),
+        (f"{RATES} study=ladder", "hydra/sweeper=optuna: a study makes its own runs"),
+        (f"{RATES} resume=runs/a", "resume=runs/a: a search trains runs of its own"),
+        (f"{RATES} arm=a", "arm=a: a search names the arms of its trials"),
+        (f"{RATES} estimate=true", "estimate=true: a search trains"),
+        ("arm=a,b", "arm=a,b: makes no difference to what is trained"),
+        ("train.log_every=5,10", "train.log_every=5,10: makes no difference to what is trained"),
+        ("trainer=cpu,auto", "trainer=cpu,auto: makes no difference to what is trained"),
+        ("norm=rmsnorm,rmsnrm", "norm=rmsnrm: no such option (did you mean rmsnorm?)"),
+        ("optim.rate=interval(1,2)", "optim.rate=interval(1,2): no such key"),
+        (f"{RATES} hydra/launcher=ray", f"{SWEEPER}.n_jobs=null: hydra/launcher=ray has no slots to fill"),
+        (f"{RATES} {SWEEPER}.metric=val/los", f"{SWEEPER}.metric=val/los: no such metric (did you mean val/loss"),
+        (f"{RATES} {SWEEPER}.storage=no://a", f"{SWEEPER}.storage=no://a: cannot be opened"),
+        (f"{RATES} {SWEEPER}.sampler=grid", f"{SWEEPER}.sampler=grid: choose it as {GRID}"),
         (
-            [RATES, "hydra.sweeper.metric=val/los"],
-            "hydra.sweeper.metric=val/los: no such metric (did you mean val/loss",
-        ),
-        ([RATES, "hydra.sweeper.storage=no://a"], "hydra.sweeper.storage=no://a: cannot be opened"),
-        ([RATES, "hydra.sweeper.sampler=grid"], "hydra.sweeper.sampler=grid: choose it as hydra/sweeper/sampler=grid"),
-        (
-            [RATES, "hydra.sweeper.sampler.n_startup_trials=abc"],
-            "hydra.sweeper.sampler.n_startup_trials=abc: must be a whole number",
+            f"{RATES} {SWEEPER}.sampler.n_startup_trials=abc",
+            f"{SWEEPER}.sampler.n_startup_trials=abc: must be a whole number",
         ),
         (
-            [RATES, "hydra.sweeper.pruner.n_startup_trials=1.5"],
-            "hydra.sweeper.pruner.n_startup_trials=1.5: must be a whole number",
+            f"{RATES} {SWEEPER}.pruner.n_startup_trials=1.5",
+            f"{SWEEPER}.pruner.n_startup_trials=1.5: must be a whole number",
         ),
-        (
-            [RATES, "+hydra.sweeper.sampler.multivariate=3"],
-            "hydra.sweeper.sampler.multivariate=3: must be true or false",
-        ),
-        ([RATES, "hydra/sweeper/pruner=medin"], "hydra/sweeper/pruner=medin: no such option (did you mean median?)"),
-        (
-            [NORMS, "hydra/sweeper/sampler=grid", "hydra.sweeper.n_trials=3"],
-            "hydra.sweeper.n_trials=3: the grid has 2 points",
-        ),
+        (f"{RATES} +{SWEEPER}.sampler.multivariate=3", f"{SWEEPER}.sampler.multivariate=3: must be true or false"),
+        (f"{RATES} hydra/sweeper/pruner=medin", "hydra/sweeper/pruner=medin: no such option (did you mean median?)"),
+        (f"{NORMS} {GRID} {SWEEPER}.n_trials=3", f"{SWEEPER}.n_trials=3: the grid has 2 points"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_before_anything_trains(
-    overrides: list[str], message: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: str, message: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert search_refusal(*tiny, *SEARCHING, *overrides).startswith(message)
+    assert search_refusal(*tiny, *SEARCHING, *overrides.split()).startswith(message)
     assert not [file for file in tmp_path.rglob("*") if file.name in ("status.json", "search.csv")]
 
 

@@ -1,5 +1,7 @@
 """The space of a search, from Hydra's grammar."""
 
+import re
+
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -7,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from llama_lab.search.space import Grid, Parameter, parameter
+from llama_lab.search.space import Parameter, parameter
 from llama_lab.util.errors import ConfigError
 
 
@@ -76,12 +78,5 @@ def test_an_interval_s_value_goes_on_the_command_line_without_loss(value: float)
     ],
 )
 def test_a_bad_space_is_refused(argument: str, message: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'{argument}: {message}')}"):
         read(argument)
-    assert str(error.value).startswith(f"{argument}: {message}")
-
-
-def test_an_interval_has_no_grid() -> None:
-    space = [read("norm=a,b"), read("optim.lr=interval(0,1)")]
-    with pytest.raises(ConfigError, match=r"^optim.lr=interval\(0,1\): an interval has no grid; give a choice or a ra"):
-        Grid(space, seed=1)

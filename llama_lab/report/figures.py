@@ -22,9 +22,10 @@ from llama_lab.analysis.statistics import term_name
 from llama_lab.util import formatting as fmt
 
 from .charts import axes as chart_axes
-from .charts import compute, costs, style, training
+from .charts import compute, costs, training
 from .charts import differences as difference_charts
-from .charts.style import INK, Style, curve_styles, cycle_styles, option_styles, styles
+from .charts import style as chart_style
+from .charts.style import INK, Style, arm_styles, curve_styles, cycle_styles, option_styles
 
 WIDTH = 3.35  # inches, of a column in most two-column styles
 DPI = 300
@@ -47,7 +48,7 @@ RC: Any = {
     "text.parse_math": False,  # names of arms may contain dollar signs
     "legend.handlelength": 2.4,
     "axes.linewidth": 0.6,
-    "grid.color": style.GRID,
+    "grid.color": chart_style.GRID,
     "grid.linewidth": 0.5,
     "lines.linewidth": 1.1,
     "lines.markersize": 3.5,
@@ -103,7 +104,7 @@ def _forest(find: Callable[[Result], Sequence[Finding]], result: Result) -> Figu
     figure, (panel,) = _panels([""], x, "", height=0.5 + 1.1 * LINE * max(sum(lines), 3))
     least, most = difference_charts.axis_range(rows)
     for y, found in zip(places, (row.change for row in rows), strict=True):
-        colour = style.COLOUR_OF.get(found.verdict, style.UNCLEAR)
+        colour = chart_style.COLOUR_OF.get(found.verdict, chart_style.UNCLEAR)
         fill = colour if found.significant else "white"
         (low, high), mean = found.ends, found.mean
         bars = [[mean - low], [high - mean]]
@@ -132,9 +133,9 @@ def _interactions(result: Result) -> Figure | None:
     figure, panels = _panels([""] * len(shown), "", y, columns, height=0.2 + 1.9 * math.ceil(len(shown) / 2))
     for panel, found in zip(panels, shown, strict=True):
         levels, names = found.levels
-        looks = cycle_styles(names)
+        styles = cycle_styles(names)
         for name, losses in zip(names, zip(*found.means, strict=True), strict=True):
-            panel.plot(range(len(levels)), losses, label=name, **_style(looks[name]) | {"linestyle": "-"})
+            panel.plot(range(len(levels)), losses, label=name, **_matplotlib(styles[name]) | {"linestyle": "-"})
         panel.set_xticks(range(len(levels)), levels)
         panel.set_xlim(-0.3, len(levels) - 0.7)
         above: Any = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "borderaxespad": 0.2}
@@ -147,7 +148,7 @@ def _interactions(result: Result) -> Figure | None:
 
 def _difference_curves(result: Result) -> go.Figure:
     """With simultaneous intervals of those that end furthest from zero."""
-    chart, wide = difference_charts.difference_curves(result), style.foremost_curves(result)
+    chart, wide = difference_charts.difference_curves(result), chart_style.foremost_curves(result)
     chart.data = [trace for trace in chart.data if not trace.fill or trace.meta["arm"] in wide]
     return chart
 
@@ -185,9 +186,9 @@ def _draw(
     make: Callable[[Result], go.Figure],
     result: Result,
     title: Callable[[View], str] = "\n".join,
-    looks: Callable[[Result], Mapping[str, Style]] = styles,
+    styles: Callable[[Result], Mapping[str, Style]] = arm_styles,
 ) -> Figure | None:
-    """Draw a chart of the page, with a panel for each of its views; None without points. looks: of its lines."""
+    """Draw a chart of the page, with a panel for each of its views; None without points. styles: of its lines."""
     chart = make(result)
     found: dict[View, list[go.Scatter]] = {tuple(t.meta.get("view", ())): [] for t in chart.data if t.meta}
     for trace, (view, shown) in product(chart.data, found.items()):
@@ -197,14 +198,14 @@ def _draw(
     if not named:
         return None
     layout, names = chart.layout, {trace.meta["arm"] for trace in named}
-    shown_looks = {name: look for name, look in looks(result).items() if name in names}
+    drawn_styles = {name: style for name, style in styles(result).items() if name in names}
     bare = {} if any("lines" in trace.mode for trace in named) else {"linestyle": ""}
-    legend = {name: _style(look) | bare for name, look in shown_looks.items()}
+    legend = {name: _matplotlib(style) | bare for name, style in drawn_styles.items()}
     labels, columns = (layout.xaxis.title.text, layout.yaxis.title.text), min(2, len(found))
     figure, panels = _panels([*map(title, found)], *labels, columns, legend=legend)
     for panel, shown in zip(panels, found.values(), strict=True):
         for trace in shown:
-            _trace(panel, trace, shown_looks[trace.meta["arm"]] if trace.meta else None)
+            _trace(panel, trace, drawn_styles[trace.meta["arm"]] if trace.meta else None)
         xs = sorted({x for trace in shown if trace.meta and not trace.fill for x in trace.x})
         _scale(panel, "x", layout.xaxis, xs, MOST_TICKS // columns + (columns > 1))
         _scale(panel, "y", layout.yaxis, [], MOST_TICKS)
@@ -249,24 +250,24 @@ def _scale(panel: Axes, name: str, wanted: Any, values: Sequence[float], most: i
         axis.set_ticks([], minor=True)
 
 
-def _trace(panel: Axes, trace: go.Scatter, look: Style | None) -> None:
-    """Draw a trace as the page does; without a look it is a front."""
-    if look is None:
+def _trace(panel: Axes, trace: go.Scatter, style: Style | None) -> None:
+    """Draw a trace as the page does; without a style it is a front."""
+    if style is None:
         panel.plot(trace.x, trace.y, ":", color="#888888", drawstyle=STEPS[trace.line.shape])
     elif trace.fill:
-        panel.fill(trace.x, trace.y, color=look.colour, alpha=0.18, linewidth=0)
+        panel.fill(trace.x, trace.y, color=style.colour, alpha=0.18, linewidth=0)
     elif trace.yaxis == "y2":  # the diverged runs, above the panel
         heights = [1.06 + 0.06 * line for line in trace.y]
-        panel.plot(trace.x, heights, "x", color=look.colour, clip_on=False, transform=panel.get_xaxis_transform())
+        panel.plot(trace.x, heights, "x", color=style.colour, clip_on=False, transform=panel.get_xaxis_transform())
     elif trace.error_y.array is not None:
-        style = _style(look) | ({"linestyle": "", "markersize": 5} if trace.mode == "markers" else {})
-        panel.errorbar(trace.x, trace.y, [trace.error_y.arrayminus, trace.error_y.array], elinewidth=0.8, **style)
+        drawn = _matplotlib(style) | ({"linestyle": "", "markersize": 5} if trace.mode == "markers" else {})
+        panel.errorbar(trace.x, trace.y, [trace.error_y.arrayminus, trace.error_y.array], elinewidth=0.8, **drawn)
     elif trace.mode == "markers":  # a ring
-        panel.plot(trace.x, trace.y, "o", markersize=8, markerfacecolor="none", color=look.colour)
+        panel.plot(trace.x, trace.y, "o", markersize=8, markerfacecolor="none", color=style.colour)
     elif trace.mode == "lines":  # of a law
-        panel.plot(trace.x, trace.y, **_style(look) | {"marker": ""})
+        panel.plot(trace.x, trace.y, **_matplotlib(style) | {"marker": ""})
     else:  # a line with a few marks that distinguish arms of equal colour and dash
-        panel.plot(trace.x, trace.y, **_style(look), alpha=trace.opacity, markevery=max(1, len(trace.x) // 8))
+        panel.plot(trace.x, trace.y, **_matplotlib(style), alpha=trace.opacity, markevery=max(1, len(trace.x) // 8))
 
 
 def _panels(
@@ -287,7 +288,7 @@ def _panels(
         panel.set_xlabel(x if i + columns >= len(titles) else "")  # of the lowest in its column
         panel.set_ylabel("" if i % columns else y if rows == 1 and len(y) < LONG else y.replace(", ", ",\n"))
     if legend:
-        handles = [Line2D([], [], **look) for look in legend.values()]
+        handles = [Line2D([], [], **style) for style in legend.values()]
         figure.legend(handles, names, loc="outside lower center", ncols=across, columnspacing=1.2)
     return figure, panels[: len(titles)]
 
@@ -315,8 +316,8 @@ def _labels(names: Iterable[str], length: int) -> dict[str, str]:
     return labels
 
 
-def _style(look: Style) -> dict[str, Any]:
-    return {"color": look.colour, "linestyle": LINES[look.dash], "marker": MARKS[look.symbol]}
+def _matplotlib(style: Style) -> dict[str, Any]:
+    return {"color": style.colour, "linestyle": LINES[style.dash], "marker": MARKS[style.symbol]}
 
 
 INTERVALS = "Bars: simultaneous 95% intervals. Filled: significant at 5%. Hollow: not. Arrow: the interval continues."
@@ -345,9 +346,9 @@ FIGURES: dict[str, tuple[Callable[[Result], Figure | None], str]] = {
         "Mean loss at each combination of the levels of two axes, averaged over the others.",
     ),
     "difference_curves": (
-        partial(_draw, _difference_curves, looks=curve_styles),
+        partial(_draw, _difference_curves, styles=curve_styles),
         "Difference over training, mean over seeds. Bands: simultaneous 95% intervals at each evaluation, of the "
-        f"{style.MOST_BANDS} that end furthest from zero.",
+        f"{chart_style.MOST_BANDS} that end furthest from zero.",
     ),
     "validation_loss": (partial(_draw, partial(_curves, chart_axes.LOSS["val/loss"])), f"Validation loss, {RANGE}"),
     "training_loss": (partial(_draw, partial(_curves, chart_axes.LOSS["train/loss"])), f"Training loss, {RANGE}"),
@@ -358,17 +359,17 @@ FIGURES: dict[str, tuple[Callable[[Result], Figure | None], str]] = {
     "kv_cache_front": (partial(_draw, costs.kv_cache_front), f"Loss against KV-cache size. {BEATEN}"),
     "speed_front": (partial(_draw, costs.throughput_front), f"Loss against training speed. {BEATEN}"),
     "scaling": (
-        partial(_draw, compute.losses, looks=option_styles),
+        partial(_draw, compute.losses, styles=option_styles),
         "Loss over compute. Points: mean over seeds, with 95% intervals. Lines and bands: the law along the sizes of "
         "each budget, with its 95% interval.",
     ),
     "gains": (
-        partial(_draw, compute.gains, looks=option_styles),
+        partial(_draw, compute.gains, styles=option_styles),
         "Compute-equivalent gain over the reference. Points: by the differences at one size and budget. Line: the laws "
         "of both. With 95% intervals.",
     ),
     "iso_flop": (
-        partial(_draw, compute.iso_flop, looks=option_styles),
+        partial(_draw, compute.iso_flop, styles=option_styles),
         "Loss at equal compute, by the law, with 95% intervals. Rings: the best size.",
     ),
     "learning_rates": (

@@ -9,7 +9,7 @@ from llama_lab.analysis.result import ArmResult, Quantity, Ranking, Result, Stan
 from llama_lab.util import formatting as fmt
 from llama_lab.util.display import plain_table
 
-NO_CHOICE = "the evidence does not carry a choice"
+NO_CHOICE = "no clear winner"
 
 
 class Wording(NamedTuple):

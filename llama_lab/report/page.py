@@ -19,7 +19,7 @@ from llama_lab.util.templates import template
 
 from .charts import compute, costs, differences, training
 from .charts.axes import change_axis
-from .charts.style import Style, curve_styles, foremost, foremost_curves, option_styles, styles
+from .charts.style import Style, arm_styles, curve_styles, foremost, foremost_curves, option_styles
 from .guide import guide
 from .tables import Table, tables
 
@@ -58,14 +58,14 @@ POSITIONS = (
 class Chart:
     """A figure with its texts and its legend.
 
-    alt: the alternative text. caption: how to read it. looks: the style of each line in the legend. shown: the lines
+    alt: the alternative text. caption: how to read it. styles: the style of each line in the legend. shown: the lines
     that are visible at first; None for all.
     """
 
     figure: go.Figure
     alt: str
     caption: str
-    looks: Mapping[str, Style] = field(default_factory=dict)
+    styles: Mapping[str, Style] = field(default_factory=dict)
     shown: Collection[str] | None = None
     wide: bool = False
 
@@ -87,7 +87,7 @@ class Chart:
     def legend(self) -> dict[str, Style]:
         """The drawn lines, with their styles."""
         drawn = {trace.meta["arm"] for trace in self.figure.data if trace.meta}
-        return {name: style for name, style in self.looks.items() if name in drawn}
+        return {name: style for name, style in self.styles.items() if name in drawn}
 
     @cached_property
     def hidden(self) -> set[str]:
@@ -165,7 +165,7 @@ def figures(result: Result) -> dict[str, go.Figure]:
 
 
 def _sections(result: Result) -> list[Section]:
-    found, looks, shown = tables(result), styles(result), foremost(result)
+    found, styles, shown = tables(result), arm_styles(result), foremost(result)
 
     def section(title: str, drawn: Iterable[Chart], *slugs: str, **settings: Any) -> Section:
         shown = tuple(chart for chart in drawn if any(fmt.known(y) for one in chart.figure.data for y in one.y))
@@ -175,7 +175,7 @@ def _sections(result: Result) -> list[Section]:
         """With a line or a point for each arm; its alternative text has these columns of a table (default: all)."""
         table = found.get(slug)
         alt = _alt(figure.layout.title.text, table.cells(*columns) if table else ())
-        chart = Chart(figure, alt, caption, looks, shown, wide)
+        chart = Chart(figure, alt, caption, styles, shown, wide)
         return chart if chart.has_lines else replace(chart, shown=None)
 
     curves = chart(training.curves(result), "losses", CURVES, wide=True)
@@ -225,26 +225,26 @@ def _forest(result: Result, rows: Sequence[Finding], title: str, caption: str) -
 def _scaling(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
     if not result.scaling:
         return
-    looks = option_styles(result)
+    styles = option_styles(result)
     points = partial(found["scaling"].cells, "Size", "Tokens per parameter")
     fitted = not result.scaling.not_fittable
     lines = " Lines: the law along the sizes of each budget, with its 95% interval." * fitted
     caption = f"Points: mean over seeds, with its 95% interval.{lines}"
-    yield Chart(compute.losses(result), _alt("Loss over compute", points("Loss")), caption, looks, wide=True)
+    yield Chart(compute.losses(result), _alt("Loss over compute", points("Loss")), caption, styles, wide=True)
     if any(option.gains for option in result.scaling.options):
         caption = (
             f"The training FLOPs that {result.scaling.options[0].option} would need for the same loss over those "
             "spent; above 1 is better. Points: by the differences at one size and budget. Line: by the laws of both. "
             "With 95% intervals, where the reference reached such a loss."
         )
-        yield Chart(compute.gains(result), _alt("Compute-equivalent gain", points("Gain")), caption, looks, wide=True)
+        yield Chart(compute.gains(result), _alt("Compute-equivalent gain", points("Gain")), caption, styles, wide=True)
     if fitted:
         caption = "By the law, within the tokens of the study. Rings: the best size for that compute. 95% intervals."
         yield Chart(
             compute.iso_flop(result),
             _alt("Loss at equal compute", found["laws"].cells()),
             caption,
-            looks,
+            styles,
             wide=True,
         )
 
@@ -295,6 +295,6 @@ def _difference_curves(result: Result) -> Iterator[Chart]:
             "intervals of the same test at that evaluation; the last one is the reported interval. A band that "
             "excludes zero before the end is not a finding: each evaluation is one more look."
         )
-        looks, shown = curve_styles(result), foremost_curves(result)
+        styles, shown = curve_styles(result), foremost_curves(result)
         alt = _alt("Difference over training, at its end", ends)
-        yield Chart(differences.difference_curves(result), alt, caption, looks, shown, wide=True)
+        yield Chart(differences.difference_curves(result), alt, caption, styles, shown, wide=True)

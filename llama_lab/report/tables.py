@@ -447,7 +447,7 @@ def _environment(result: Result) -> Table:
 
 
 def _settings(result: Result) -> Table:
-    head = ["Arm", "Compared with", "Setting", "There", "Here"]
+    head = ["Arm", "Compared with", "Setting", "Reference", "This arm"]
     rows = [
         [arm.name, arm.arm.previous or result.study.baseline, key, to_override(theirs), to_override(own)]
         for arm in result.arms

@@ -20,7 +20,7 @@ from tests.analysis.synthetic import plant_end, plant_evaluation, plant_facts, w
 
 LOSSES = {"gpt2": 0.0, "bloom": 0.2, "llama": -0.3, "mistral": -0.302}
 CACHES = {"gpt2": 8192, "bloom": 8192, "llama": 8192, "mistral": 4096}
-NO_CHOICE = "the evidence does not carry a choice"
+NO_CHOICE = "no clear winner"
 
 
 def speeds(medians: Mapping[str, float], noise: float = 0.01, rounds: int = 5) -> dict[str, ArmSpeed]:

@@ -231,7 +231,7 @@ def test_arms_look_as_in_the_report() -> None:
     ladder = results.ladder()
     (panel,) = drawn(ladder)["validation_loss"].axes
     colours = [line.get_color() for line in panel.get_lines()]
-    assert colours == [look.colour for look in style.styles(ladder).values()]
+    assert colours == [look.colour for look in style.arm_styles(ladder).values()]
 
 
 def test_an_arm_without_a_cache_is_at_the_left_edge_of_the_figure_of_caches() -> None:

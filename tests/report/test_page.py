@@ -506,7 +506,7 @@ def test_captions_say_what_their_numbers_rest_on(tmp_path: Path, make: Callable[
 
 def test_no_two_of_200_arms_look_alike_and_the_baseline_is_solid_black() -> None:
     result = results.result({f"arm {i}": 3.9 for i in range(200)}, points=2)
-    looks = style.styles(replace(result, study=replace(result.study, baseline="arm 7")))
+    looks = style.arm_styles(replace(result, study=replace(result.study, baseline="arm 7")))
     assert len(set(looks.values())) == 200
     assert looks["arm 7"] == style.Style("#000000", "solid", "circle")
 

@@ -241,7 +241,7 @@ def test_another_seed_trains_that_seed_alone(study: Callable[..., Ran], climb: P
 @pytest.mark.slow
 def test_seeds_that_are_left_out_are_reported(study: Callable[..., Ran], climb: Path) -> None:
     assert Study.load(climb).notes == (
-        "vanilla and llama2 also differ on block, position, attention, embedding, init, which no arm changes.",
+        "vanilla and llama2 also differ on block, position, attention, embedding, init, which stay as in the baseline.",
     )
     assert study(*LADDER, "study.seeds=[2]").code == 0
     left = "Not part of this report, though in its folder: +rmsnorm/seed=1, +swiglu/seed=1, vanilla/seed=1."

@@ -14,27 +14,27 @@ from .traces import Points, area, arm_line, mean_points, ring, rounded
 
 def losses(result: Result) -> go.Figure:
     """Loss over training FLOPs, with each option's law along the sizes of every budget."""
-    looks = option_styles(result)
+    styles = option_styles(result)
     traces = []
     for option in result.scaling.options if result.scaling else ():
         for line in law_lines(option):
-            traces += _law(option.option, looks[option.option], line)
+            traces += _law(option.option, styles[option.option], line)
         points = ((point.flops, estimate(list(point.losses.values()))) for point in option.points)
-        traces.append(_at_flops(option.option, looks[option.option], points))
+        traces.append(_at_flops(option.option, styles[option.option], points))
     return _over_flops(traces, "Loss over compute", axis_of(result, result.metric), height=460)
 
 
 def iso_flop(result: Result) -> go.Figure:
     """The loss by each option's law over parameters, at some amounts of compute, with a ring where it is lowest."""
-    looks, options = option_styles(result), result.scaling.options if result.scaling else ()
+    styles, options = option_styles(result), result.scaling.options if result.scaling else ()
     traces = []
     for option in options:
         for flops, line in iso_flop_lines(option, options[0]):
             best = min(range(len(line.mean)), key=line.mean.__getitem__)
             hover = "%{fullData.name}<br>lowest at %{x:.3s} parameters: %{y:.4f}"
-            own = _law(option.option, looks[option.option], line)
+            own = _law(option.option, styles[option.option], line)
             if 0 < best < len(line.mean) - 1:
-                own.append(ring(option.option, looks[option.option], [line.x[best]], [line.mean[best]], hover))
+                own.append(ring(option.option, styles[option.option], [line.x[best]], [line.mean[best]], hover))
             traces += [one.update(meta={"arm": option.option, "view": [f"{fmt.short(flops)}FLOPs"]}) for one in own]
     figure = new_chart(traces, "Loss at equal compute", "parameters", axis_of(result, result.metric), height=400)
     figure.update_xaxes(type="log", exponentformat="power")
@@ -43,15 +43,15 @@ def iso_flop(result: Result) -> go.Figure:
 
 def gains(result: Result) -> go.Figure:
     """The compute-equivalent gain of each option over the reference, over training FLOPs, with that by their laws."""
-    scaling, looks = result.scaling, option_styles(result)
+    scaling, styles = result.scaling, option_styles(result)
     traces = []
     for option in scaling.options if scaling else ():
         if option.gains:
             found = option.gains.reached
             ends = ([getattr(gain.line, end) for gain in found] for end in ("mean", "low", "high"))
-            traces += _law(option.option, looks[option.option], Line([gain.point.flops for gain in found], *ends))
+            traces += _law(option.option, styles[option.option], Line([gain.point.flops for gain in found], *ends))
             points = ((gain.point.flops, gain.alone) for gain in found)
-            traces.append(_at_flops(option.option, looks[option.option], points))
+            traces.append(_at_flops(option.option, styles[option.option], points))
     title = f"gain over {scaling.options[0].option}" if scaling else ""
     figure = _over_flops(traces, "Compute-equivalent gain", title, height=400)
     return figure.add_hline(y=1, line={"color": INK, "width": 1.5}, layer="below")

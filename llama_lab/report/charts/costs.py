@@ -9,7 +9,7 @@ from llama_lab.analysis.result import Result
 from llama_lab.util import formatting as fmt
 
 from .axes import axis_of, choose, new_chart, set_octaves, set_ticks
-from .style import styles
+from .style import arm_styles
 from .traces import Points, mean_points
 
 KV_CACHE = {"used": "decode", "not used": "uncached"}  # parts of a Speed
@@ -37,7 +37,7 @@ def _front(result: Result, cost: str, is_gain: bool, hover: str, zero: float = 0
 
     zero: where to draw arms with a cost of 0; default: nowhere.
     """
-    looks, costs = styles(result), {arm.name: arm.costs.get(cost, math.nan) for arm in result.arms}
+    styles, costs = arm_styles(result), {arm.name: arm.costs.get(cost, math.nan) for arm in result.arms}
     points = {
         arm.name: (costs[arm.name] or zero, loss)
         for arm in result.arms
@@ -58,7 +58,7 @@ def _front(result: Result, cost: str, is_gain: bool, hover: str, zero: float = 0
         hoverinfo="skip",
     )
     arms = [
-        mean_points(name, looks[name], [point], f"{hover}<br>loss %{{text}}").update(
+        mean_points(name, styles[name], [point], f"{hover}<br>loss %{{text}}").update(
             mode="markers", customdata=[fmt.in_bytes(costs[name])]
         )
         for name, point in points.items()
@@ -101,9 +101,9 @@ def cache_sizes(result: Result) -> go.Figure:
 
 def _over_context(result: Result, found: Views, title: str, y: str, hover: str) -> go.Figure:
     """The arms' means over context length, for each view."""
-    looks = styles(result)
+    styles = arm_styles(result)
     traces = [
-        mean_points(arm, looks[arm], points, hover).update(meta={"arm": arm, "view": list(view)})
+        mean_points(arm, styles[arm], points, hover).update(meta={"arm": arm, "view": list(view)})
         for view, arms in found.items()
         for arm, points in arms.items()
     ]

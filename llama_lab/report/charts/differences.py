@@ -114,15 +114,15 @@ def axis_range(rows: Sequence[Finding]) -> tuple[float, float]:
 
 def difference_curves(result: Result) -> go.Figure:
     """The differences over training, each with its simultaneous interval as a band."""
-    looks, first = curve_styles(result), foremost_curves(result)
+    styles, first = curve_styles(result), foremost_curves(result)
     traces = []
     for curve in result.difference_curves:
         points = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
         tested = [i for i in points if math.isfinite(curve.low[i])]
         if tested:
-            traces.append(band(curve.name, looks[curve.name], curve, tested))
+            traces.append(band(curve.name, styles[curve.name], curve, tested))
         shown = [fmt.with_interval(curve.mean[i], curve.low[i], curve.high[i], is_difference=True) for i in points]
-        line = mean_line(curve.name, looks[curve.name], curve, points, "%{customdata} at %{x:.3s}")
+        line = mean_line(curve.name, styles[curve.name], curve, points, "%{customdata} at %{x:.3s}")
         traces.append(line.update(customdata=shown))
     figure = new_chart(traces, "Difference over training", "tokens", change_axis(result), height=430)
     figure.update_xaxes(exponentformat="SI", nticks=7)
@@ -165,7 +165,7 @@ def _interaction(found: Interaction) -> list[go.Scatter]:
     """A line for each level of the second axis over those of the first, labelled at its end."""
     ends = found.means[-1]
     highest = max(range(len(ends)), key=lambda j: (ends[j], j))
-    looks = cycle_styles(found.levels[1])
+    styles = cycle_styles(found.levels[1])
     return [
         go.Scatter(
             x=[escape(level) for level in found.levels[0]],
@@ -174,8 +174,8 @@ def _interaction(found: Interaction) -> list[go.Scatter]:
             mode="lines+markers+text",
             textposition="top right" if j == highest else "bottom right",
             cliponaxis=False,
-            line={"color": looks[level].colour, "dash": looks[level].dash, "width": 2},
-            marker={"symbol": looks[level].symbol, "size": 8},
+            line={"color": styles[level].colour, "dash": styles[level].dash, "width": 2},
+            marker={"symbol": styles[level].symbol, "size": 8},
             hovertemplate=f"%{{x}}, {escape(level)}: %{{y:.4f}}<extra></extra>",
         )
         for j, (level, means) in enumerate(zip(found.levels[1], zip(*found.means, strict=True), strict=True))

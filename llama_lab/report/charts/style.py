@@ -26,16 +26,16 @@ class Style:
     symbol: str
 
 
-def styles(result: Result) -> dict[str, Style]:
+def arm_styles(result: Result) -> dict[str, Style]:
     """A style for each arm, solid black for the baseline; the cycles' lengths are coprime, so 210 are distinct."""
     return cycle_styles(sorted((arm.name for arm in result.arms), key=lambda name: name != result.study.baseline))
 
 
 def curve_styles(result: Result) -> dict[str, Style]:
     """The style of each curve of differences: its arm's, or one for each effect."""
-    looks = styles(result)
+    styles = arm_styles(result)
     effects = cycle_styles([curve.name for curve in result.difference_curves if not curve.against])
-    return {curve.name: (looks if curve.against else effects)[curve.name] for curve in result.difference_curves}
+    return {curve.name: (styles if curve.against else effects)[curve.name] for curve in result.difference_curves}
 
 
 def option_styles(result: Result) -> dict[str, Style]:

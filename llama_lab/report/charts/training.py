@@ -10,22 +10,22 @@ from llama_lab.analysis.result import Curve, Result
 from llama_lab.util import formatting as fmt
 
 from .axes import BARE, LATE, LOSS, axis_of, choose, late_range, new_chart, set_octaves, set_ticks
-from .style import INK, styles
+from .style import INK, arm_styles
 from .traces import arm_line, band, marks, mean_line, mean_points, ring, rounded
 
 
 def curves(result: Result) -> go.Figure:
     """Loss over training: the mean of the seeds, and a band from the lowest to the highest."""
-    looks = styles(result)
+    styles = arm_styles(result)
     present = {metric: name for metric, name in LOSS.items() if any(c.metric == metric for c in result.curves)}
     first = next(iter(present), "val/loss")
     traces = []
     for curve in result.curves:
         points = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
         if any(curve.low[i] < curve.high[i] for i in points):  # seeds differ
-            traces.append(band(curve.arm, looks[curve.arm], curve, points))
+            traces.append(band(curve.arm, styles[curve.arm], curve, points))
             traces[-1].update(meta=_over(curve, points + points[::-1]), visible=curve.metric == first)
-        traces.append(mean_line(curve.arm, looks[curve.arm], curve, points, "%{y:.4f} at %{x:.3s}"))
+        traces.append(mean_line(curve.arm, styles[curve.arm], curve, points, "%{y:.4f} at %{x:.3s}"))
         traces[-1].update(meta=_over(curve, points), visible=curve.metric == first)
     figure = new_chart(traces, "Loss over training", "tokens", axis_of(result, first), height=430)
     lines = [(c.metric, c.tokens, line) for c in result.curves for line in (c.mean, c.low, c.high)]
@@ -55,12 +55,12 @@ def _over(curve: Curve, points: list[int]) -> dict[str, Any]:
 
 def telemetry(result: Result) -> go.Figure:
     """What was logged of every layer, over depth: a line for each of some steps, the stronger the later."""
-    looks = styles(result)
+    styles = arm_styles(result)
     quantities = list(dict.fromkeys(quantity for arm in result.telemetry for quantity in arm.values))
     views = {quantity: names(quantity) for quantity in quantities}
     hover = "layer %{{x}}, {:,.0f} tokens: %{{y:.3~g}}"
     traces = [
-        arm_line(arm.arm, looks[arm.arm], range(len(row)), map(rounded, row), hover.format(tokens)).update(
+        arm_line(arm.arm, styles[arm.arm], range(len(row)), map(rounded, row), hover.format(tokens)).update(
             meta={"arm": arm.arm, "view": views[quantity]},
             visible=views[quantity] == views[quantities[0]],
             opacity=(i + 1) / len(rows),
@@ -81,18 +81,18 @@ def telemetry(result: Result) -> go.Figure:
 
 def learning_rates(result: Result) -> go.Figure:
     """Final loss over learning rate, with a ring at the best one and crosses for diverged runs in a strip above."""
-    looks = styles(result)
+    styles = arm_styles(result)
     traces = []
     for sweep in result.learning_rates:
         found = [(rate, loss) for rate, loss in zip(sweep.rates, sweep.loss, strict=True) if loss]
-        traces.append(mean_points(sweep.arm, looks[sweep.arm], found, "learning rate %{x:.3g}: %{text}"))
+        traces.append(mean_points(sweep.arm, styles[sweep.arm], found, "learning rate %{x:.3g}: %{text}"))
         best = [loss.mean for rate, loss in found if rate == sweep.best]
         hover = "the best of %{fullData.name}"
-        traces.append(ring(sweep.arm, looks[sweep.arm], [sweep.best] * len(best), best, hover))
+        traces.append(ring(sweep.arm, styles[sweep.arm], [sweep.best] * len(best), best, hover))
     diverged = [sweep for sweep in result.learning_rates if any(sweep.diverged)]
     for line, sweep in enumerate(diverged):
         bad = [(rate, n) for rate, n in zip(sweep.rates, sweep.diverged, strict=True) if n]
-        cross = {"symbol": "x-thin", "size": 8, "line": {"width": 2.5, "color": looks[sweep.arm].colour}}
+        cross = {"symbol": "x-thin", "size": 8, "line": {"width": 2.5, "color": styles[sweep.arm].colour}}
         crosses = marks(sweep.arm, [rate for rate, _ in bad], [line] * len(bad), cross, "%{fullData.name}: %{text}")
         traces.append(crosses.update(text=[f"{fmt.count(n, 'run')} diverged" for _, n in bad], yaxis="y2"))
     figure = new_chart(traces, "Loss over learning rate", "learning rate", axis_of(result, result.metric), height=400)
@@ -108,12 +108,12 @@ def learning_rates(result: Result) -> go.Figure:
 
 def context_lengths(result: Result) -> go.Figure:
     """Loss over context length, in multiples of the trained length."""
-    looks = styles(result)
+    styles = arm_styles(result)
     traces = []
     for arm in result.lengths:
         found = [(length / arm.trained, loss) for length, loss in arm.loss.items()]
         hover = f"%{{x:.3g}}{fmt.TIMES} the trained length: %{{text}}"
-        traces.append(mean_points(arm.arm, looks[arm.arm], found, hover))
+        traces.append(mean_points(arm.arm, styles[arm.arm], found, hover))
     axis = "context length / trained length"
     figure = new_chart(traces, "Loss over context length", axis, axis_of(result, "val/loss"), height=380)
     ratios = sorted({length / arm.trained for arm in result.lengths for length in arm.loss})
@@ -122,10 +122,10 @@ def context_lengths(result: Result) -> go.Figure:
 
 def positions(result: Result) -> go.Figure:
     """Loss by position in the context, for each evaluated context length."""
-    looks = styles(result)
+    styles = arm_styles(result)
     lengths = sorted({length for arm in result.lengths for length in arm.by_position}, reverse=True)
     traces = [
-        arm_line(arm.arm, looks[arm.arm], *arm.by_position[length], "position %{x:.0f}: %{y:.4f}").update(
+        arm_line(arm.arm, styles[arm.arm], *arm.by_position[length], "position %{x:.0f}: %{y:.4f}").update(
             meta={"arm": arm.arm, "view": [f"{length:,} tokens"]}
         )
         for length in lengths

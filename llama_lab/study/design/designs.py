@@ -152,7 +152,8 @@ class AlongLine:
         alike = [axis for axis in asked if axis not in differ]
         notes = [f"No arm for {axis}: {base} and {target} both have {ours[axis]}." for axis in alike]
         if left := [axis for axis in differ if axis not in levels]:
-            notes.append(f"{base} and {target} also differ on {', '.join(left)}, which no arm changes.")
+            stay = "stays" if len(left) == 1 else "stay"
+            notes.append(f"{base} and {target} also differ on {', '.join(left)}, which {stay} as in the baseline.")
         return levels, tuple(notes)
 
 

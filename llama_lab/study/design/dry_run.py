@@ -84,8 +84,9 @@ def power(plan: Plan) -> list[str]:
     smallest = smallest_difference(len(plan.arms), seeds, comparisons)
     unit = "token" if plan.dataset.entropy_floor is None else "answer"
     return [
-        f"{seeds} seeds would find a difference of {smallest:.1f} run-sd (80% power): {0.005 * smallest:.3f} nats per "
-        f"{unit} if runs of an arm differ by 0.005 beyond what their seeds share"
+        f"{seeds} seeds would find a difference of {smallest:.1f} standard deviations between seeds (80% "
+        f"power): {0.005 * smallest:.3f} nats per {unit} if runs of an arm differ by 0.005 beyond what their seeds "
+        f"share"
     ]
 
 

@@ -64,7 +64,7 @@ def test_an_axis_on_which_both_agree_gives_no_arm_and_is_reported() -> None:
     assert names(variants) == ["gpt2", "+rmsnorm", "+rope", "+swiglu", "+gqa_window"]
     assert variants.notes == (
         "No arm for block: gpt2 and mistral both have prenorm.",
-        "gpt2 and mistral also differ on embedding, init, which no arm changes.",
+        "gpt2 and mistral also differ on embedding, init, which stay as in the baseline.",
     )
 
 

@@ -51,7 +51,10 @@ def test_the_dry_runs_power_counts_only_comparisons_within_one_size_and_budget()
     runs = [SimpleNamespace(member=SimpleNamespace(seed=seed)) for seed in (1, 2, 3)]
     study, dataset = Study("", "scaling", arms[0].name, arms), SimpleNamespace(entropy_floor=None)
     plan: Any = SimpleNamespace(study=study, arms=arms, runs=runs, dataset=dataset)
-    assert f"a difference of {smallest_difference(12, 3, comparisons=6):.1f} run-sd" in power(plan)[0]
+    assert (
+        f"a difference of {smallest_difference(12, 3, comparisons=6):.1f} standard deviations between seeds"
+        in power(plan)[0]
+    )
 
 
 def test_sizes_of_several_contexts_get_the_shortest() -> None:

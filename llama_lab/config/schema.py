@@ -68,7 +68,7 @@ def maybe(*kinds: Kind, **settings: Any) -> Key:
     return Key((*kinds, NoneType), **settings)
 
 
-PRICED = "a study trains on this machine; study.dry_run=true prints what its arms cost"
+PRICED = "prices a study without training it; add study.dry_run=true, or leave this out"
 KEYS = {
     "hydra": Key(role="identity"),
     "arch": Key(study="a study's recipes are study.base and study.target, or study.recipes"),

@@ -16,6 +16,7 @@ Not counted: the CUDA context, NCCL's buffers, kernel workspaces and fragmentati
 """
 
 import math
+import time
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import asdict, dataclass, replace
@@ -31,8 +32,8 @@ from llama_lab.config.components import build, model_cost
 from llama_lab.config.layers import shallower
 from llama_lab.data.data_module import micro_batches_per_step, multiples_around
 from llama_lab.data.open import is_probe, open_probe
-from llama_lab.devices.hardware import check_strategy, choose_precision
-from llama_lab.devices.performance import Device, device_memory, named, options
+from llama_lab.devices.hardware import check_strategy, choose_accelerator, choose_precision
+from llama_lab.devices.performance import Device, device_memory, named, options, synchronize
 from llama_lab.model import Cost
 from llama_lab.model.cost import count
 from llama_lab.model.recompute import PARTS, recomputed_flops
@@ -229,13 +230,14 @@ class Estimate:
 
 def estimate_training(cfg: DictConfig) -> Estimate:
     """Estimate the run that `cfg` describes, on the device that it names. Raises ConfigError."""
-    if not 0 < cfg.estimate_mfu <= 1:
-        raise ConfigError(f"estimate_mfu={cfg.estimate_mfu:g}: must be above 0 and at most 1, such as 0.4")
-    if cfg.trainer.accelerator not in ("auto", "gpu"):
-        raise ConfigError(f"trainer.accelerator={cfg.trainer.accelerator}: an estimate is for GPUs; leave it out")
-    name, device = find_device(cfg.device)
-    precision = choose_precision(cfg.trainer.precision, "gpu", has_bf16=True)
-    if not precision.startswith("bf16"):
+    check_mfu(cfg.estimate_mfu)
+    asked = cfg.trainer.accelerator
+    if cfg.device is not None and asked not in ("auto", "gpu"):
+        raise ConfigError(f"trainer.accelerator={asked}: device={cfg.device} is a GPU; leave one of them out")
+    accelerator = choose_accelerator(asked) if cfg.device is None else "gpu"
+    name, device = find_device(cfg.device, accelerator)
+    precision = choose_precision(cfg.trainer.precision, accelerator, has_bf16=True)
+    if accelerator == "gpu" and not precision.startswith("bf16"):
         raise ConfigError(f"trainer.precision={precision}: only peaks of bf16 are known; choose auto or bf16-true")
     check_ema(cfg.train.ema, precision)
     setup = asked_setup(cfg)
@@ -268,21 +270,40 @@ def estimate_training(cfg: DictConfig) -> Estimate:
     )
 
 
-def find_device(wanted: str | None) -> tuple[str, Device]:
-    """A device and its name: `wanted`; default: this machine's. Raises ConfigError for an unknown one."""
+def check_mfu(mfu: float) -> float:
+    """The model FLOPs utilisation that is assumed. Raises ConfigError unless it is a fraction."""
+    if not 0 < mfu <= 1:
+        raise ConfigError(f"estimate_mfu={mfu:g}: must be above 0 and at most 1, such as 0.4")
+    return mfu
+
+
+def find_device(wanted: str | None, accelerator: str = "gpu") -> tuple[str, Device]:
+    """A device and its name: `wanted`; default: this machine's `accelerator`. Raises ConfigError for an unknown one."""
     known = options()
     if wanted is not None:
         if wanted not in known:
             near = suggestion(wanted, known)
             raise ConfigError(f"device={wanted}: unknown{near}; choose {' | '.join(known)} | null, this machine's")
         return wanted, known[wanted]
-    if not torch.cuda.is_available():
-        raise ConfigError(f"device=null: this machine has no GPU to estimate for; choose {' | '.join(known)}")
-    name = torch.cuda.get_device_name()
-    device = named(name)
-    if device is None:
-        raise ConfigError(f"device=null: we do not know the peak of this machine's {name}; choose {' | '.join(known)}")
-    return name, replace(device, memory=device_memory(torch.device("cuda")))
+    if accelerator != "gpu":
+        here = torch.device(accelerator)
+        return accelerator.upper(), Device(device_memory(here), measured_peak(here))
+    name, here = torch.cuda.get_device_name(), torch.device("cuda")
+    device = named(name) or Device(0, measured_peak(here))
+    return name, replace(device, memory=device_memory(here))
+
+
+def measured_peak(device: torch.device) -> float:
+    """FLOP/s of a matrix product on a device of this machine, for one whose peak is in no table."""
+    a = torch.randn(2048, 2048, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
+    times = []
+    for _ in range(4):  # the first is a warm-up
+        synchronize(device)
+        start = time.perf_counter()
+        a @ a
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    return 2.0 * len(a) ** 3 / min(times)
 
 
 def asked_setup(cfg: DictConfig) -> Setup:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from llama_lab.runs.result_table import state_rows
 from llama_lab.util.display import fact_table, plain_table
-from llama_lab.util.formatting import duration, scale
+from llama_lab.util.formatting import duration, scale, three_digits
 
 from .estimate import USABLE, Column, Estimate, Memory, asked_count
 
@@ -31,7 +31,7 @@ def print_estimate(estimate: Estimate) -> None:
     again = f"train.recompute={parts}" if estimate.recomputed_per_token else "without recomputation"
     assumed = (
         f"Assumed: {estimate.vocab_size:,} ids ({estimate.vocabulary}); trainer.precision={estimate.precision}; "
-        f"estimate_mfu={estimate.mfu:g} of {peak:,.0f} TFLOP/s; GB are 1e9 bytes; eager, {again}."
+        f"estimate_mfu={estimate.mfu:g} of {three_digits(peak)} TFLOP/s; GB are 1e9 bytes; eager, {again}."
     )
     left_out = "Not counted: CUDA context, NCCL, fragmentation (the room left); evaluation, checkpoints, stops."
     for line in (*verdicts(estimate), assumed, left_out):

@@ -18,16 +18,15 @@ from llama_lab.config.grammar import to_override
 from llama_lab.config.schema import CHANGEABLE
 from llama_lab.config.trust import Trust
 from llama_lab.data.open import is_probe
+from llama_lab.devices.site import Site
 from llama_lab.runs.folder import is_run, locked
 from llama_lab.runs.study import FILE, SUMMARY, Study, StudySpeed, measured_speed
 from llama_lab.study.design.command import read_command
 from llama_lab.study.design.designs import Composer
-from llama_lab.study.design.dry_run import print_plan
-from llama_lab.study.design.plan import Plan, PlannedRun, plan_study
+from llama_lab.study.design.dry_run import print_plan, speed_of
+from llama_lab.study.design.plan import MEASURED_STEPS, Plan, PlannedRun, plan_study
 from llama_lab.study.design.threads import threads_per_run
 from llama_lab.study.design.tuning import resolve_rates, status_of
-from llama_lab.study.measure import ROUNDS, STEPS
-from llama_lab.training.monitor import SLOW_STEPS
 from llama_lab.util.errors import FAILED, ConfigError, RunFailedError
 from llama_lab.util.files import discard
 from llama_lab.util.formatting import count
@@ -49,9 +48,11 @@ def execute(
     _, defaults = Composer(context.config_loader, ()).compose()
     command = read_command(cfg.copy(), arguments, defaults["arch"])
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=job, config=cfg)
-    site = getattr(launcher, "site", None)  # of our launchers
+    site: Site | None = getattr(launcher, "site", None) if cfg.device is None else None  # of our launchers
+    if cfg.device is not None:  # as on a cluster, where a run may have any number of them
+        command, site = replace(command, launcher="slurm"), Site("slurm", ("gpu",), elsewhere=True)
     plan = plan_study(command, Composer(context.config_loader, command.shared), site)
-    print_plan(plan, timed=cfg.study.dry_run)
+    print_plan(plan, speed_of(plan, cfg) if cfg.study.dry_run else None)
     if cfg.study.dry_run:
         if hasattr(launcher, "print_scripts"):  # of our launcher on Slurm
             launcher.print_scripts([run.run for run in plan.tuning or plan.runs])
@@ -95,16 +96,12 @@ def train_all(
         if hasattr(launcher, "launch_runs"):  # of our launchers
             known = [run for run in (*plan.tuning, *judged) if run not in waiting]
             before = sum(status(run) in ("done", "diverged", "failed") for run in known)
-            after = plan.expected_runs - before - len(waiting) + measures * measuring_in_runs(plan)
+            measuring = measures * sum(MEASURED_STEPS / arm.draft.steps for arm in plan.arms)  # in runs
+            after = plan.expected_runs - before - len(waiting) + measuring
             returned = launcher.launch_runs([run.run for run in waiting], before, max(0.0, after))
         else:
             returned = launcher.launch([run.run.overrides for run in waiting], initial_job_idx=0)
         results += zip(waiting, returned, strict=True)
-
-
-def measuring_in_runs(plan: Plan) -> float:
-    """How many runs take as long as measuring the arms' speeds, in training steps, and in decoding about as long."""
-    return 2 * ROUNDS * (SLOW_STEPS + STEPS) * sum(1 / arm.draft.steps for arm in plan.arms)
 
 
 def measure(plan: Plan, launcher: Launcher) -> None:

@@ -93,11 +93,12 @@ def scale(value: float, prefixes: Mapping[str, float]) -> tuple[float, str]:
 
 
 def duration(seconds: float) -> str:
-    """A duration in a readable unit: `45 s`, `12 min`, `3.5 h`, `4.2 days`."""
+    """A duration in a readable unit: `45 s`, `12 min`, `3.5 h`, `4.2 days`, `28.6 years`."""
     for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (48 * 3600, "h", 3600)):
         if seconds < limit:
             return f"{seconds / size:.{1 if unit == 'h' else 0}f} {unit}"
-    return f"{seconds / 86400:.1f} days"
+    days = seconds / 86400
+    return f"{days:.1f} days" if days < 730 else f"{days / 365.25:,.1f} years"
 
 
 def rank(interval: tuple[int, int] | None) -> str:

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from llama_lab.config import layers
 from llama_lab.config.components import build
-from llama_lab.devices.performance import DEVICES, options
+from llama_lab.devices.performance import DEVICES, device_memory, options
 from llama_lab.estimate import activations
 from llama_lab.estimate.activations import Footprint, step_bytes
 from llama_lab.estimate.estimate import (
@@ -512,7 +512,7 @@ REFUSED = {  # the beginning of what is told, and the overrides of which it is
     "trainer.devices=-1: an estimate needs a number, such as": "trainer=ddp",
     "trainer.num_nodes=0: an estimate needs a number": "trainer.num_nodes=0",
     "trainer.precision=32-true: only peaks of bf16 are known": "trainer.precision=32-true",
-    "trainer.accelerator=cpu: an estimate is for GPUs": "trainer=cpu",
+    "trainer.accelerator=cpu: device=h100 is a GPU": "trainer=cpu",
     "model.vocab_size=null: this tokenizer learns its vocabulary": "tokenizer=char",
     "train.tokens=100: must reach one step": "train.tokens=100",
     "estimate=true: a tensor would be too large": (
@@ -536,7 +536,7 @@ REFUSED_BEFORE = {  # by the command, which reads the settings
     "estimate_mfu=0.5: is for an estimate; add estimate=true": ["estimate_mfu=0.5"],
     "estimate=maybe: must be true or false": ["estimate=maybe"],
     "estimate=true: study.dry_run=true prints": ["estimate=true", "study=ladder"],
-    "device=h100: a study trains on this machine": ["study=ladder", "device=h100"],
+    "device=h100: prices a study without training it; add study.dry_run": ["study=ladder", "device=h100"],
     "train.recompute=blocks: unknown; choose none | attention | ": [*ESTIMATE, "train.recompute=blocks"],
     "model.hidden_dim=9000000000000000: must be a positive": [*ESTIMATE, "model.hidden_dim=9000000000000000"],
     "model.n_heads=5: does not divide": [*ESTIMATE, "model.n_heads=5"],
@@ -565,8 +565,10 @@ def test_a_model_that_fits_nowhere_is_measured_in_few_setups_however_deep_it_is(
     assert len(measured) == 6, "the setup, the smallest one, and the setup with recomputation, each at two depths"
 
 
-def test_without_a_gpu_an_estimate_needs_a_device() -> None:
+def test_without_a_gpu_an_estimate_is_of_this_machine_s_cpu() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    with pytest.raises(ConfigError, match=r"^device=null: this machine has no GPU to estimate for; choose gb200 \| "):
-        estimate_training(compose_config("estimate=true"))
+    estimate = estimate_training(compose_config("estimate=true", "size=pico"))
+    assert (estimate.device_name, estimate.precision) == ("CPU", "32-true")
+    assert estimate.device.memory == device_memory(torch.device("cpu"))
+    assert 1e8 < estimate.device.peak < 1e14

@@ -212,6 +212,14 @@ def test_a_dry_run_prints_the_arms_and_their_costs_and_writes_nothing(study: Cal
     assert max(len(line) for line in ran.out.splitlines() if "│" in line or "─" in line) <= 80
 
 
+def test_a_dry_run_prices_a_study_on_devices_that_are_not_here(study: Callable[..., Ran]) -> None:
+    ran = study(*LADDER, "study.dry_run=true", "device=h100", "trainer.devices=8", "estimate_mfu=0.5")
+    assert (ran.code, ran.err) == (0, "")
+    assert "device-hours in all: " in ran.out
+    assert "from 50% of the peak of 8 x h100" in ran.out
+    assert not (ran.cwd / "runs").exists()
+
+
 @pytest.mark.slow
 def test_the_same_command_again_and_a_comparison_of_all_pairs_train_nothing(
     study: Callable[..., Ran], climb: Path

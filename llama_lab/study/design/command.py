@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config.components import build
 from llama_lab.config.composing import without
 from llama_lab.config.grammar import format_value, override_key
-from llama_lab.config.schema import KEYS, check_kinds, default_settings, is_kind
+from llama_lab.config.schema import KEYS, PRICED, belongs, check_kinds, default_settings, is_kind
 from llama_lab.runs.folder import arm_name
 from llama_lab.runs.study import Arm
 from llama_lab.training.prepare import check_complete, folder_name
@@ -78,7 +78,8 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
     if "arch" in keys.values() or choices["arch"] != default_recipe:  # an experiment may also set it
         raise ConfigError(f"arch={choices['arch']}: {KEYS['arch'].study}")
     for key, record in KEYS.items():
-        if record.study and key != "arch" and (key in keys.values() or cfg[key] != defaults[key]):
+        is_priced = record.study == PRICED and cfg.study.dry_run and cfg.device is not None
+        if record.study and key != "arch" and not is_priced and (key in keys.values() or cfg[key] != defaults[key]):
             raise ConfigError(f"{key}={str(cfg[key]).lower()}: {record.study}")
     for argument, override in zip(arguments, OverridesParser.create().parse_overrides(list(arguments)), strict=True):
         if override.is_sweep_override():  # only the design makes arms
@@ -116,7 +117,7 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
         margin=None if margin is None else float(margin),
         match=cfg.match,
         shared=tuple(
-            a for a, key in keys.items() if key not in ("study", "match", "name") and key.split(".")[0] != "study"
+            a for a, key in keys.items() if not belongs(key, ("study", "match", "name", "device", "estimate_mfu"))
         ),
         launcher=choices["hydra/launcher"],
     )

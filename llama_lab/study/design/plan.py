@@ -38,6 +38,8 @@ from .designs import Composer, Variants
 from .matching import match_width
 from .memory_fit import check_memory
 
+MEASURED_STEPS = 60  # as long as measuring an arm's speed takes: five rounds of six steps, and decoding
+
 
 @dataclass(frozen=True, eq=False)
 class PlannedRun:

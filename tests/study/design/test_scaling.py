@@ -9,7 +9,7 @@ from llama_lab.analysis.statistics import smallest_difference
 from llama_lab.runs.study import Study
 from llama_lab.study.design import Scaling
 from llama_lab.study.design import memory_fit as memory
-from llama_lab.study.design.dry_run import power
+from llama_lab.study.design.dry_run import largest_in_a_day, power
 from llama_lab.study.design.memory_fit import check_memory
 from llama_lab.study.design.scaling import parameters
 from llama_lab.training.run import new_run
@@ -55,6 +55,17 @@ def test_the_dry_runs_power_counts_only_comparisons_within_one_size_and_budget()
         f"a difference of {smallest_difference(12, 3, comparisons=6):.1f} standard deviations between seeds"
         in power(plan)[0]
     )
+
+
+def test_a_design_of_more_than_a_day_is_told_the_largest_that_fits_one() -> None:
+    arms = Scaling(**DESIGN).variants(CONFIGS).arms
+    planned = [SimpleNamespace(arm=arm, runs=range(3), expected_tuning=15 * (arm.tuned_by == arm.name)) for arm in arms]
+    hours = {"pico": 0.05, "nano": 0.16}  # of a run, by tokens per parameter
+    per_run = {arm.name: 3600 * hours[arm.axes["size"]] * float(arm.axes["tokens_per_parameter"]) for arm in arms}
+    advice = "The largest design that fits one: study.sizes=[pico,nano] study.budgets=[5], 18.9 h."
+    plan: Any = SimpleNamespace(arms=planned)
+    assert largest_in_a_day(plan, per_run, 1e9, devices=2) == advice
+    assert largest_in_a_day(plan, per_run, 1e9, devices=1).startswith("So do two of its sizes at one budget; choose")
 
 
 def test_sizes_of_several_contexts_get_the_shortest() -> None:

@@ -45,6 +45,13 @@ def write_files(result: Result, folder: Path) -> Path:
     return folder / PAGE
 
 
+# Of W&B's table of arms, which is no wider than a screen; summary.csv has all.
+WANDB_COLUMNS = (
+    *("arm", "seeds", "val_loss_mean", "to_baseline_nats_mean", "to_baseline_nats_low", "to_baseline_nats_high"),
+    *("to_baseline_nats_p", "params", "flops_per_token", "perf/tokens_per_second"),
+)
+
+
 def log_report(result: Result, folder: Path, logger: DictConfig) -> None:
     """Log the table of arms, the charts and the page as a W&B run with job_type "report", in the group of the runs."""
     import wandb
@@ -52,9 +59,13 @@ def log_report(result: Result, folder: Path, logger: DictConfig) -> None:
     from llama_lab.training.loggers import finish_wandb, start_wandb
 
     study = result.study
-    run = start_wandb(folder, logger, "report", study.name, [study.design], {}, job_type="report")
+    first, *others = [record.config for record in result.started]
+    shared = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
+    config = {"design": study.design, "baseline": study.baseline, "match": study.match, **shared}
+    run = start_wandb(folder, logger, "report", study.name, [study.design], config, job_type="report")
     rows = summary_rows(result)
-    table = wandb.Table(columns=list(rows[0]), data=[list(row.values()) for row in rows])
+    columns = [column for column in rows[0] if column in WANDB_COLUMNS]
+    table = wandb.Table(columns=columns, data=[[row[column] for column in columns] for row in rows])
     charts = {f"figures/{title}": wandb.Plotly(figure) for title, figure in figures(result).items()}
     run.log({"arms": table, "report": wandb.Html((folder / PAGE).read_text(encoding="utf-8")), **charts})
     finish_wandb(run)

@@ -81,6 +81,7 @@ METRICS = (
     cost("seq_len", "at which costs hold: `max_seq_len`"),
 )
 COLUMNS = tuple(metric.name for metric in METRICS if metric.logged)  # of metrics.csv
+CONSTANT = tuple(metric.name for metric in METRICS if metric.logged and metric.name.startswith("kv_cache/"))
 FINAL = tuple(metric.name for metric in METRICS if metric.final)
 PROGRESS = {metric.name: metric.progress for metric in METRICS if metric.progress}
 CURVES = tuple(metric.name for metric in METRICS if metric.curve)

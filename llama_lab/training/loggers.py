@@ -19,6 +19,7 @@ from llama_lab.runs.folder import OVERRIDES, RESOLVED, TOKENIZER, TRACKIO_ID, WA
 from llama_lab.runs.metrics import METRICS_CSV, NO_ROWS, Cells, Rows, described, read_cells, with_numbers
 from llama_lab.runs.stored import (
     COLUMNS,
+    CONSTANT,
     FINAL,
     QUANTITIES,
     Environment,
@@ -189,6 +190,8 @@ def finish_wandb(run: Any, exit_code: int = 0) -> None:
 class WandbMetrics:
     """Logs to a W&B run of `start_wandb`, whose step n is row n of metrics.csv, counted from 0.
 
+    What all rows have alike is in the summary, and is no chart.
+
     It is given all rows from the first one on. What W&B has of them is not sent again, so that a resumed run shows each
     of them once: online, that is all but what a kill kept from arriving; offline, nothing.
     """
@@ -200,8 +203,10 @@ class WandbMetrics:
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         """Log one row; `step` is left to W&B's own counter, since its metric of that name would be dropped."""
+        if self._next == 0:
+            self.run.summary.update({name: metrics[name] for name in CONSTANT if name in metrics})
         if self._next >= self._missing:
-            self.run.log(metrics)
+            self.run.log({name: value for name, value in metrics.items() if name not in CONSTANT})
         self._next += 1
 
 

@@ -565,7 +565,10 @@ def test_dashboards_show_arms_tags_and_final_metrics(run_train: RunTrain, tiny: 
     assert (report.run.run_group, report.run.job_type) == ("climb", "report")
     media = next(folder.glob("wandb/offline-run-*/files/media"))
     (table,) = media.glob("**/arms*.table.json")
+    columns = json.loads(table.read_text())["columns"]
     assert "+rmsnorm" in table.read_text()
+    assert len(columns) <= 10, "wider than a screen"
+    assert (report.config["design"], report.config["train.tokens"]) == ("ladder", 5120)
     (page,) = media.glob("html/report*.html")
     assert "plotly" in page.read_text()
     drawn = {json.loads(file.read_text())["layout"]["title"]["text"] for file in media.glob("plotly/**/*.json")}

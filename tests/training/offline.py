@@ -32,6 +32,7 @@ class OfflineRun:
         (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
         self.config: dict[str, Any] = {}
         self.history: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
         self.step_metrics: dict[str, str] = {}
         self.artifacts: dict[str, set[str]] = {}  # the files of each, by its type and name
         self.finished = False
@@ -42,6 +43,8 @@ class OfflineRun:
             elif record.HasField("history"):
                 items = record.history.item
                 self.history.append({i.key or i.nested_key[0]: json.loads(i.value_json) for i in items})
+            elif record.HasField("summary"):
+                self.summary |= {i.key or i.nested_key[0]: json.loads(i.value_json) for i in record.summary.update}
             elif record.HasField("metric"):
                 self.step_metrics[record.metric.name or record.metric.glob_name] = record.metric.step_metric
             elif record.HasField("artifact"):

@@ -64,8 +64,8 @@ def log_report(result: Result, folder: Path, logger: DictConfig) -> None:
     config = {"design": study.design, "baseline": study.baseline, "match": study.match, **shared}
     run = start_wandb(folder, logger, "report", study.name, [study.design], config, job_type="report")
     rows = summary_rows(result)
-    columns = [column for column in rows[0] if column in WANDB_COLUMNS]
-    table = wandb.Table(columns=columns, data=[[row[column] for column in columns] for row in rows])
+    columns: list[str | int] = [column for column in rows[0] if column in WANDB_COLUMNS]
+    table = wandb.Table(columns=columns, data=[[row[str(column)] for column in columns] for row in rows])
     charts = {f"figures/{title}": wandb.Plotly(figure) for title, figure in figures(result).items()}
     run.log({"arms": table, "report": wandb.Html((folder / PAGE).read_text(encoding="utf-8")), **charts})
     finish_wandb(run)

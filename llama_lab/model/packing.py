@@ -4,7 +4,7 @@ Products with a single token are limited by call overhead and by reading the wei
 so are weights stored along their longer side. Training, with many tokens per product, gains nothing.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,38 +20,41 @@ OF_ONE_INPUT = (("query", "key", "value"), ("query", "latent"), ("gate", "up"), 
 
 
 class Pack:
-    """Fuses linear layers: the first call computes the product of all, later calls return their slices."""
+    """Fuses the linear layers `names` of a module: the first call computes the product of all, later ones its slices.
 
-    def __init__(self, maps: list[nn.Linear]) -> None:
-        self._maps, self._weight = maps, join([linear.weight for linear in maps], for_token=True)
-        biases = [m.weight.new_zeros(m.out_features) if m.bias is None else m.bias.detach() for m in maps]
-        self._bias = None if all(m.bias is None for m in maps) else torch.cat(biases)
+    Functions take the place of the layers, which remain submodules: a call of a module takes longer.
+    """
+
+    def __init__(self, module: nn.Module, names: Sequence[str]) -> None:
+        self._module, self._layers = module, {name: getattr(module, name) for name in names}
+        layers = list(self._layers.values())
+        self._weight = join([layer.weight for layer in layers], for_token=True)
+        biases = [m.weight.new_zeros(m.out_features) if m.bias is None else m.bias.detach() for m in layers]
+        self._bias = None if all(m.bias is None for m in layers) else torch.cat(biases)
+        self._widths = [layer.out_features for layer in layers]
         self._input: Tensor | None = None
         self._outputs: tuple[Tensor, ...] = ()
-        for number, linear in enumerate(maps):
-            linear.forward = self._part(number)  # type: ignore[assignment, method-assign]
+        vars(module).update({name: self._part(number, self._layers[name]) for number, name in enumerate(names)})
 
     def undo(self) -> None:
         """Restore the layers."""
-        for linear in self._maps:
-            del linear.forward
-        join([linear.weight for linear in self._maps])
+        for name in self._layers:
+            del vars(self._module)[name]
+        join([layer.weight for layer in self._layers.values()])
 
-    def _part(self, number: int) -> Callable[[Tensor], Tensor]:
-        widths = [linear.out_features for linear in self._maps]
-
-        def forward(x: Tensor) -> Tensor:
+    def _part(self, number: int, layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+        def call(x: Tensor) -> Tensor:
             if number and x is self._input:
                 return self._outputs[number]
             # A pack has no gradients, and autocast would convert it again for each token.
             if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
                 self._input = None
-                return nn.Linear.forward(self._maps[number], x)
+                return layer(x)  # type: ignore[no-any-return]
             self._input = x
-            self._outputs = F.linear(x, self._weight, self._bias).split_with_sizes(widths, -1)
+            self._outputs = F.linear(x, self._weight, self._bias).split_with_sizes(self._widths, -1)
             return self._outputs[number]
 
-        return forward
+        return call
 
 
 @contextmanager
@@ -61,7 +64,7 @@ def packed(model: nn.Module) -> Iterator[None]:
     Parameters become, and stay, views of the fused weight, which so takes no extra memory. On a CPU, a weight with more
     rows than columns is stored by columns inside.
     """
-    packs = [Pack(maps) for module in model.modules() if (maps := maps_of_one_input(module))]
+    packs = [Pack(module, names) for module in model.modules() if (names := layers_of_one_input(module))]
     try:
         yield
     finally:
@@ -69,13 +72,12 @@ def packed(model: nn.Module) -> Iterator[None]:
             pack.undo()
 
 
-def maps_of_one_input(module: nn.Module) -> list[nn.Linear]:
-    """The layers of a module that can be fused; none for a user's class, with hooks, or if already fused."""
+def layers_of_one_input(module: nn.Module) -> Sequence[str]:
+    """Names of the layers of a module that can be fused; none for a user's class, with hooks, or if already fused."""
     if not type(module).__module__.startswith(f"{__package__}."):
-        return []
+        return ()
     names = next((names for names in OF_ONE_INPUT if all(hasattr(module, name) for name in names)), ())
-    maps = [getattr(module, name) for name in names]
-    return maps if all(is_plain(linear) and "forward" not in vars(linear) for linear in maps) else []
+    return names if all(name not in vars(module) and is_plain(getattr(module, name)) for name in names) else ()
 
 
 @torch.inference_mode(False)  # else the parameters could never be trained again

@@ -98,17 +98,13 @@ def join_on_loopback(device: torch.device, port: int, rank: int, world_size: int
 class FullySharded(DataParallel):
     """Data parallel with weights, gradients and optimizer cut into as many shards as there are devices (FSDP2).
 
-    Rajbhandari et al. 2020 (ZeRO, stage 3). Each block is gathered while it computes; what belongs to no block, and so
-    may be tied, stays gathered from the forward pass to the end of the backward pass. In bf16-mixed the gathered
-    weights are bf16, and with them the residual stream, which autocast alone keeps in float32; gradients are always
-    summed in float32, after every micro-batch: to wait for the last one of a step, each device would have to keep the
-    gradients of the whole model. Checkpoints are folders, see `shards.py`.
+    Rajbhandari et al. 2020 (ZeRO, stage 3). Each block is gathered while it computes; parameters outside of blocks,
+    which may be tied, stay gathered from the forward pass to the end of the backward pass. In bf16-mixed, gathered
+    weights and the residual stream are bf16; gradients are summed in float32 after every micro-batch. Checkpoints are
+    folders, see `shards.py`.
 
-    Lightning's ModelParallelStrategy (2.6) trains the same curve, but its checkpoints fail two of our tests. It counts
-    the optimizer's states in the order of the model, where one device counts them group by group, so that neither can
-    read the other's (`test_shards_go_on_from_the_file_of_one_device`); and it gathers everything in the memory of rank
-    0, or writes PyTorch's folders (`test_a_killed_sharded_run_leaves_a_part_of_each_process`, and see `shards.py`).
-    With its checkpoints replaced, all that it would spare is `setup` and `teardown`.
+    Lightning's ModelParallelStrategy (2.6) trains the same curve, but its checkpoints order the optimizer's states
+    unlike those of one device, and gather everything on rank 0 or are PyTorch's folders, see `shards.py`.
     """
 
     @property

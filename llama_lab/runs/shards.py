@@ -1,12 +1,11 @@
 """A checkpoint in parts: a folder with a file of each process, which holds its rows of every sharded tensor.
 
-The part of rank 0 also holds the checkpoint as one device would have written it, its sharded tensors on the meta
-device, without data. Every part lists its rows of those, in the order in which they stand there. So any number of
-processes can read what any other number has written, and joining the parts gives the ordinary file.
+The part of rank 0 also holds the checkpoint as one device would have written it, with sharded tensors on the meta
+device. Every part lists its rows of those in order. So any number of processes can read what any other number has
+written, and joining the parts gives the ordinary file.
 
-Parts are files of `torch.save`, with checksums, and are read as plain values and tensors. PyTorch's own distributed
-checkpoints (DCP) are not used: their metadata is a pickle, which may run code when it is read, and their data has no
-checksums.
+Parts are files of `torch.save` with checksums. PyTorch's distributed checkpoints (DCP) are not used: their metadata is
+a pickle, which may run code, and their data has no checksums.
 """
 
 import os

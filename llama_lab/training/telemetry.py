@@ -1,16 +1,8 @@
 """Telemetry: gradients, updates, activations and attention scores of every layer at logged steps.
 
-The gradient is that of the whole step, of all micro-batches and devices, before it is clipped. An update is the weights
-after the optimizer step minus those before it, decay included; its ratio is its norm over that of the weights. Both are
-of a part's trained parameters taken together.
-
-Activations and attention's scores come from a forward pass of its own before the step, as in evaluation: without
-dropout, not compiled, in the run's precision, over the first micro-batch of each device. A block's output is the
-residual stream after it. The root mean squares and the entropies are means over all devices, the rest their maxima.
-Only softmax attention has an entropy and logits; other mixers have no such metrics.
-
-A logged step takes that forward pass more, and a copy of the blocks' weights (of this device's shards) between its
-backward pass and its optimizer step, when its activations are gone. No speed counts that time.
+Gradients are those of the whole step before clipping; updates are the weights after the optimizer step minus those
+before it. Activations and scores come from an extra forward pass before the step, as in evaluation. docs/telemetry.md
+defines every metric, and says what a logged step costs.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -48,9 +48,8 @@ class TokenDataModule(L.LightningDataModule):
     `batch_size` is the number of sequences of one optimizer step over all devices; each device takes an equal,
     contiguous share of its rows, in micro-batches of `micro_batch_size` (None: the whole share).
 
-    Training data starts at the trainer's `global_step`, so that a resumed run reads exactly what it would have read,
-    and is endless: the trainer stops at `max_steps`. It needs `use_distributed_sampler=False`. Raises ConfigError for
-    a text that is too short, or a negative seed.
+    Training data starts at the trainer's `global_step`, and is endless: the trainer stops at `max_steps`. It needs
+    `use_distributed_sampler=False`. Raises ConfigError for a text that is too short, or a negative seed.
     """
 
     def __init__(self, dataset: Dataset, seq_len: int, batch_size: int, micro_batch_size: int | None, seed: int):

@@ -41,11 +41,7 @@ def make_plugins() -> list[Any]:
 
 
 class Checkpoints(TorchCheckpointIO):
-    """Lightning's checkpoint files, written where they are to be; reads those in parts, too.
-
-    Lightning's own writes them among the temporary files, and moves them: there may be no room, and a kill would leave
-    them there.
-    """
+    """Checkpoint files, written in place, not moved from the temporary folder as Lightning does; also reads parts."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a file."""

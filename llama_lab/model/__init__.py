@@ -15,9 +15,8 @@ VECTOR_MATH = "acos asin atan cos erf erfc erfinv exp log log10 log2 sin sqrt ta
 def choose_kernels() -> None:
     """Work around PyTorch issue 188792: call each of VECTOR_MATH once, in both precisions of oneMKL, on one thread.
 
-    oneMKL selects the kernel of a function at its first call. When several threads make that call at once, one of them
-    may use a less accurate kernel, so the first RoPE table of a process would differ from later ones. A call on a
-    single element runs on one thread, and selects the kernel for the whole process.
+    oneMKL selects a function's kernel at its first call; if several threads make that call at once, one may use a less
+    accurate kernel. A call on a single element runs on one thread, and selects the kernel for the whole process.
     """
     for dtype in (torch.float32, torch.float64):
         x = torch.full((1,), 0.5, dtype=dtype, device="cpu")

@@ -138,8 +138,7 @@ class SoftmaxAttention(Mixer):
 def must_repeat_heads(query: Tensor, masked: bool) -> bool:
     """Whether keys and values must be repeated, because no fused kernel for these queries supports grouped heads.
 
-    On CUDA, only flash attention does (torch 2.13), which has neither masks nor float32; PyTorch would write the scores
-    of all heads out instead.
+    On CUDA, only flash attention does (torch 2.13), which has neither masks nor float32.
     """
     return query.is_cuda and (masked or query.dtype == torch.float32)
 

@@ -1,15 +1,13 @@
 """Parameters, FLOPs and state bytes of a decoder, as its modules report them.
 
 `nn.Linear` is counted as used once per token. A module that uses its matrices in another way (conditionally, more than
-once, without `nn.Linear`) reports its cost, children included, with two methods:
+once, without `nn.Linear`) reports its cost, children included, or is an error:
 
     flops_per_token(seq_len) -> float   FLOPs of one token's forward pass, averaged over a sequence of seq_len tokens
     active_params() -> int              parameters that one token uses
+    flops_per_token_dense(seq_len)      optional: if kernels compute more
 
-and with `flops_per_token_dense(seq_len)` if kernels compute more. A module that must report its cost but does not is an
-error.
-
-No values are needed: a decoder of any size, built under `torch.device("meta")`, is measured in seconds, without memory.
+A decoder of any size, built under `torch.device("meta")`, is measured in seconds, without memory.
 """
 
 import math
@@ -37,8 +35,7 @@ class Cost:
     params_non_embedding: without the token, position and bias tables and the head.
     flops_per_token: twice the multiply-adds of one forward pass's matrix products, averaged over a sequence; attention
         counts only the keys that a query sees (causal, and within the window).
-    flops_per_token_dense: the same with all keys of the sequence counted for every query, as kernels without a causal
-        discount compute it.
+    flops_per_token_dense: the same with every key counted for every query, as kernels may compute it.
     train_flops_per_token: forward and backward, three times `flops_per_token`; recomputation is not counted.
     kv_bytes_per_token: what one more token adds to the mixers' states, attention's KV cache, before any window is full.
     kv_bytes: the states of one sequence of `seq_len` tokens, windowed layers holding their window. Both are None for a

@@ -105,10 +105,9 @@ def join(tensors: list[Tensor], for_token: bool = False) -> Tensor:
 class SummedProducts(TorchFunctionMode):
     """Context manager: computes `F.linear` of `x (..., 1, in)` as an elementwise product and a sum.
 
-    For the compiled decoding step on a CPU at batch 1, where a product is limited by reading the weights. The compiler
-    turns the sum into a loop that uses all cores and fuses with its surroundings, while `F.linear` is left to the math
-    library, on one core. Without this, a step of `python -m benchmarks decode` takes 1.3 times as
-    long on two cores (3.44 against 2.60 ms), and 1.2 times on one (best of 360, busy x86-64, torch 2.13.0, 2026-11-22).
+    For the compiled decoding step on a CPU at batch 1: the compiler turns the sum into a fused loop on all cores, while
+    `F.linear` is left to the math library, on one core. Without this, a step of `python -m benchmarks decode` takes 1.3
+    times as long on two cores, and 1.2 times on one (best of 360, busy x86-64, torch 2.13.0, 2026-11-22).
     """
 
     def __torch_function__(

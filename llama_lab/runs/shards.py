@@ -1,11 +1,8 @@
 """A checkpoint in parts: a folder with a file of each process, which holds its rows of every sharded tensor.
 
-The part of rank 0 also holds the checkpoint as one device would have written it, with sharded tensors on the meta
-device. Every part lists its rows of those in order. So any number of processes can read what any other number has
-written, and joining the parts gives the ordinary file.
-
-Parts are files of `torch.save` with checksums. PyTorch's distributed checkpoints (DCP) are not used: their metadata is
-a pickle, which may run code, and their data has no checksums.
+Rank 0's part also holds the checkpoint as one device would write it, with sharded tensors on the meta device, so any
+number of processes can read what any other number wrote. PyTorch's distributed checkpoints (DCP) are not used: their
+metadata is a pickle, which may run code, and their data has no checksums.
 """
 
 import os

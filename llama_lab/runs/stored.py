@@ -164,9 +164,7 @@ class RunMetadata(JsonRecord):
     init_hash: of the weights that it started from, see `WarmStart`; empty for fresh ones. unigram_entropy: of the
     tokens' frequencies, in nats per token. entropy_floor: a probe's, the loss of the best predictor; None for text.
     revisions: the commit of each published dataset. epochs: how often each part of a mixture is read.
-    token_to_position_ratio: see `llama_lab/training/train.py`; None where positions are not added.
-    metrics: costs: `seq_len`, at which the others hold, `params`, `params_non_embedding`, `flops_per_token`,
-    `train_flops_per_token`, `kv_cache/bytes_per_token`, `kv_cache/bytes`, ...; see `llama_lab/model/cost.py`.
+    token_to_position_ratio: see `llama_lab/training/recording.py`; None where positions are not added. metrics: costs.
     """
 
     name: str = recorded("", free="of its folder")

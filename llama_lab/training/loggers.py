@@ -190,10 +190,8 @@ def finish_wandb(run: Any, exit_code: int = 0) -> None:
 class WandbMetrics:
     """Logs to a W&B run of `start_wandb`, whose step n is row n of metrics.csv, counted from 0.
 
-    What all rows have alike is in the summary, and is no chart.
-
-    It is given all rows from the first one on. What W&B has of them is not sent again, so that a resumed run shows each
-    of them once: online, that is all but what a kill kept from arriving; offline, nothing.
+    Constants are in the summary alone. It is given all rows from the first one on, and sends those that W&B lacks, so
+    that a resumed run shows each once: online, what a kill kept from arriving; offline, all.
     """
 
     def __init__(self, run: Any) -> None:

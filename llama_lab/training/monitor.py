@@ -29,9 +29,8 @@ class Monitor(L.Callback):
     if not known. parts: names of a mixture's, whose losses are logged too. Speed leaves out the first `slow_steps`,
     evaluation, and whatever runs inside `stopwatch.paused()`. Raises EndedError when a loss is not finite.
 
-    What callbacks before this one log, and modules of the model by `metrics_to_log()`, is in the same row: the mean of
-    all values since the last row of its kind, of training or evaluation. loggers: where rows go; none on other ranks
-    than 0.
+    Metrics of callbacks before this one, and of modules by `metrics_to_log()`, are in the same row: the mean of all
+    values since the last row of its kind, of training or evaluation. loggers: none on ranks other than 0.
     """
 
     def __init__(

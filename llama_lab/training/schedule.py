@@ -49,8 +49,7 @@ def wsd(step: int, steps: int, warmup: float, decay: float, final: float) -> flo
 def steps_alike(schedule: Callable[[int, int], float], steps: int) -> int:
     """Number of first steps whose rate stays the same under a larger budget with as many warm-up steps.
 
-    All for `constant` and `noam`, those before the decay for `wsd`, none for schedules that depend on the budget
-    throughout.
+    All for `constant` and `noam`, those before the decay for `wsd`, else none.
     """
     function = getattr(schedule, "func", None)
     if function is wsd:

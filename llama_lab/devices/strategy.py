@@ -96,8 +96,7 @@ class FullySharded(DataParallel):
 
     Rajbhandari et al. 2020 (ZeRO, stage 3). Each block is gathered while it computes; parameters outside of blocks,
     which may be tied, stay gathered from the forward pass to the end of the backward pass. In bf16-mixed, gathered
-    weights and the residual stream are bf16; gradients are summed in float32 after every micro-batch. Checkpoints are
-    folders, see `shards.py`.
+    weights and the residual stream are bf16; gradients are summed in float32 after every micro-batch.
 
     Lightning's ModelParallelStrategy (2.6) trains the same curve, but its checkpoints order the optimizer's states
     unlike those of one device, and gather everything on rank 0 or are PyTorch's folders, see `shards.py`.

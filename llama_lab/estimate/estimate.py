@@ -16,7 +16,6 @@ Not counted: the CUDA context, NCCL's buffers, kernel workspaces and fragmentati
 """
 
 import math
-import time
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import asdict, dataclass, replace
@@ -27,13 +26,14 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
+from torch.utils.benchmark import Timer
 
 from llama_lab.config.components import build, model_cost
 from llama_lab.config.layers import shallower
 from llama_lab.data.data_module import micro_batches_per_step, multiples_around
 from llama_lab.data.open import is_probe, open_probe
 from llama_lab.devices.hardware import check_strategy, choose_accelerator, choose_precision
-from llama_lab.devices.performance import Device, device_memory, named, options, synchronize
+from llama_lab.devices.performance import Device, device_memory, named, options
 from llama_lab.model import Cost
 from llama_lab.model.cost import count
 from llama_lab.model.recompute import PARTS, recomputed_flops
@@ -296,14 +296,8 @@ def find_device(wanted: str | None, accelerator: str = "gpu") -> tuple[str, Devi
 def measured_peak(device: torch.device) -> float:
     """FLOP/s of a matrix product on a device of this machine, for one whose peak is in no table."""
     a = torch.randn(2048, 2048, device=device, dtype=torch.bfloat16 if device.type == "cuda" else torch.float32)
-    times = []
-    for _ in range(4):  # the first is a warm-up
-        synchronize(device)
-        start = time.perf_counter()
-        a @ a
-        synchronize(device)
-        times.append(time.perf_counter() - start)
-    return 2.0 * len(a) ** 3 / min(times)
+    timer = Timer("a @ a", globals={"a": a}, num_threads=torch.get_num_threads())
+    return float(2 * len(a) ** 3 / timer.blocked_autorange().median)
 
 
 def asked_setup(cfg: DictConfig) -> Setup:

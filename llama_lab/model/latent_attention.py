@@ -96,31 +96,19 @@ class LatentAttention(SoftmaxAttention):
             assert isinstance(state, LayerCache)
             lookup = context.lookup(state.slots)
             (seen,) = state.write([torch.cat((latent, shared), 3).to(state.tensors[0].dtype)], lookup)
-        if lookup is None or (context.longest == 0 and x.shape[1] > 1):  # all keys are new
-            mixed = self._attend_expanded(plain, turned, latent, shared, context, lookup)
-        else:
+        if lookup is not None and (context.longest > 0 or x.shape[1] == 1):
             mixed = self._attend_absorbed(plain, turned, seen.type_as(x), context, lookup)
+        else:  # all keys are new: with keys and values of each head, attention costs fewer FLOPs
+            heads = self.latent_up(latent[:, 0]).unflatten(2, (self.n_heads, -1)).transpose(1, 2)
+            key, value = heads.split_with_sizes((self.nope_dim, self.value_dim), 3)
+            key = torch.cat((key, shared.expand(-1, self.n_heads, -1, -1)), 3)
+            mixed = self.attend(torch.cat((plain, turned), 3), key, value, context, lookup)
         return self.output(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
-
-    def _attend_expanded(
-        self,
-        plain: Tensor,
-        turned: Tensor,
-        latent: Tensor,
-        shared: Tensor,
-        context: AttentionContext,
-        lookup: Lookup | None,
-    ) -> Tensor:
-        """Mix values `(B, H, T, Dv)` with keys and values of each head, which is fewer FLOPs where all are new."""
-        heads = self.latent_up(latent[:, 0]).unflatten(2, (self.n_heads, -1)).transpose(1, 2)
-        key, value = heads.split_with_sizes((self.nope_dim, self.value_dim), 3)
-        key = torch.cat((key, shared.expand(-1, self.n_heads, -1, -1)), 3)
-        return self.attend(torch.cat((plain, turned), 3), key, value, context, lookup)
 
     def _attend_absorbed(
         self, plain: Tensor, turned: Tensor, seen: Tensor, context: AttentionContext, lookup: Lookup
     ) -> Tensor:
-        """The same, attending directly to the cached latents `seen (B, 1, S, kv_rank + Dh)`, shared by all heads.
+        """Attention output `(B, H, T, Dv)` from cached latents `seen (B, 1, S, kv_rank + Dh)`.
 
         The up-projections are applied to queries and to the output instead (section 2.1.2).
         """

@@ -59,7 +59,7 @@ def log_report(result: Result, folder: Path, logger: DictConfig) -> None:
     from llama_lab.training.loggers import finish_wandb, start_wandb
 
     study = result.study
-    first, *others = [record.config for record in result.started]
+    first, *others = [record.config for record in result.started] or [{}]
     shared = {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
     config = {"design": study.design, "baseline": study.baseline, "match": study.match, **shared}
     run = start_wandb(folder, logger, "report", study.name, [study.design], config, job_type="report")

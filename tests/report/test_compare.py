@@ -1,15 +1,19 @@
 """`llama-lab-compare`: reports from any run folders."""
 
 import csv
+import shutil
 from collections.abc import Callable
 from io import StringIO
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
+from llama_lab.analysis.analyse import analyse
 from llama_lab.cli import compare_command
+from llama_lab.report.write import log_report, write_files
 from llama_lab.runs.study import Study
 from tests.analysis.synthetic import BASE_LOSS, write_run, write_study
 from tests.conftest import Command, Ran, RunTrain, unstamped
@@ -174,3 +178,20 @@ def test_a_comparison_parses_the_config_of_each_run_once(
     monkeypatch.setattr(OmegaConf, "load", lambda file: parsed.append(file.getvalue()) or load(StringIO(parsed[-1])))
     assert compare(tmp_path).code == 0
     assert len([text for text in parsed if str(tmp_path) in text and "train:" in text]) == len(runs)
+
+
+def test_a_study_of_which_no_run_began_is_logged_with_the_study_s_own_settings_alone(
+    studied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run in studied.glob("*/seed=*"):
+        shutil.rmtree(run)
+    result, told = analyse(Study.load(studied), studied), []
+    write_files(result, studied)
+    fake = SimpleNamespace(log=told.append)
+    monkeypatch.setattr("llama_lab.training.loggers.start_wandb", lambda *given, **_: told.append(given[-1]) or fake)
+    monkeypatch.setattr("llama_lab.training.loggers.finish_wandb", told.append)
+    log_report(result, studied, OmegaConf.create())
+    config, logged, ended = told
+    assert config == {"design": "ladder", "baseline": "vanilla", "match": "params"}
+    assert {"arms", "report"} <= {*logged}
+    assert ended is fake

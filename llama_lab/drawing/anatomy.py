@@ -116,9 +116,7 @@ def anatomy(name: str, model: Decoder, settings: DictConfig) -> Anatomy:
     embedding = reader.part("embedding", model.embedding, "embedding", without=head)
     position = None
     if acting := [one for one in model.encodings if type(one) is not Position]:
-        position = reader.part("position", acting[0], "position")
-        position = replace(position, params=position.params + sum(reader.fresh(one) for one in acting[1:]))
-        position = replace(position, active=position.params)
+        position = reader.part("position", acting[0], "position", *acting[1:])
     kinds: defaultdict[str, list[int]] = defaultdict(list)
     layers: dict[str, Layer] = {}
     for i, block in enumerate(model.blocks):
@@ -151,12 +149,18 @@ class Reader:
         self.config: dict[str, Any] = config
         self.settings: Mapping[str, Mapping[str, Any]] = by_class(config)
 
-    def part(self, name: str, module: nn.Module, kind: str, without: nn.Module | None = None) -> Part:
-        """A module as a part. name: of the module in the decoder. without: a module in it that is a part of its own."""
-        others = {} if without is None else dict.fromkeys(without.parameters())
+    def part(
+        self, name: str, module: nn.Module, kind: str, *others: nn.Module, without: nn.Module | None = None
+    ) -> Part:
+        """A module as a part. name: of the module in the decoder. others: whose parameters are the same part's.
+
+        without: a module in it that is a part of its own.
+        """
+        apart = {} if without is None else dict.fromkeys(without.parameters())
         tables = {p for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-        fresh = [p for p in module.parameters() if p not in self.seen and (p not in others or p in tables)]
-        self.seen |= {*fresh}
+        found = {p for one in (module, *others) for p in one.parameters() if p not in apart or p in tables}
+        fresh = found - self.seen
+        self.seen |= fresh
         params = sum(p.numel() for p in fresh)
         inner = "" if without is None else next(f"{name}.{key}" for key, m in module.named_modules() if m is without)
         units = [(key, unit) for key, unit in self.units if belongs(key, name) and not (inner and belongs(key, inner))]
@@ -174,12 +178,6 @@ class Reader:
             flops=flops_per_token(units, length),
             state=state,
         )
-
-    def fresh(self, module: nn.Module) -> int:
-        """Parameters of a module that are in no part yet."""
-        new = {*module.parameters()} - self.seen
-        self.seen |= new
-        return sum(p.numel() for p in new)
 
     def layer(self, index: int, block: nn.Module) -> Layer:
         """A block with its children as parts, and what is left of its cost."""

@@ -1,7 +1,7 @@
 """The picture of one architecture, or of two side by side, as SVG: geometry here, looks in the template."""
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import ascii_uppercase
@@ -23,30 +23,36 @@ SKIP, RAIL = 24, 34  # where residual connections and the inputs of parallel bra
 OUT = RIGHT + 8  # where outputs of parallel branches run
 GAP = 14  # between boxes
 LINE = 13  # of text
-IN_BOX, IN_COLUMN = 37, 62  # letters that fit
+IN_BOX, IN_HEADING = 37, 44  # letters that fit
 
 
-@dataclass(frozen=True)
+Place = tuple[int, str]
+"""What something is a picture of, to find it in another one: the index of a kind of layers, else -1, and a name."""
+
+
+@dataclass
 class Text:
-    """A line of text that starts, or is centred, at a point on its base line. changed: whether the other differs."""
+    """A line of text that starts, or is centred, at a point on its base line. place: None if it is never marked."""
 
     x: float
     y: float
     text: str
     kind: str = "detail"  # or title, number, caption, heading
+    place: Place | None = None
     anchor: str = "start"
-    changed: bool = False
+    changed: bool = False  # whether the other architecture has no such text in this place
 
 
-@dataclass(frozen=True)
+@dataclass
 class Box:
-    """A rectangle. kind: of its part, or frame."""
+    """A rectangle. kind: of its part, or frame. place: of the words in it."""
 
     x: float
     y: float
     width: float
     height: float
     kind: str
+    place: Place
     changed: bool = False
 
 
@@ -64,7 +70,6 @@ class Column:
     """One architecture. It is drawn upwards from y = 0, so that two side by side stand on one line."""
 
     anatomy: Anatomy
-    other: Anatomy | None
     y: float = 0
     boxes: list[Box] = field(default_factory=list)
     lines: list[Line] = field(default_factory=list)
@@ -73,70 +78,64 @@ class Column:
 
     def draw(self) -> None:
         """The parts, from the tokens up to the logits."""
-        one, other = self.anatomy, self.other
-        self.label("tokens, up to {context:,}")
-        self.part(one.embedding, other.embedding if other else None)
-        self.label("T \u00d7 {dim:,}", beside=True)
+        one, sizes = self.anatomy, self.anatomy.sizes
+        self.label(f"tokens, up to {sizes['context']:,}")
+        self.part(one.embedding, (-1, "embedding"))
+        self.beside(f"T {fmt.TIMES} {sizes['dim']:,}", "dim")
         if one.position:
             self.position(one.position)
         for i, (layer, numbers) in enumerate(one.layers):
             self.layer(layer, numbers, i)
         if one.order:
-            self.label("layers in the order {order}", beside=True)
+            self.beside(f"layers in the order {one.order}", "order")
         if one.norm:
-            self.part(one.norm, other.norm if other else None)
-        self.part(one.head, other.head if other else None)
+            self.part(one.norm, (-1, "norm"))
+        self.part(one.head, (-1, "head"))
         self.stream(GAP)
-        self.label("logits, T \u00d7 {vocabulary:,}")
+        self.label(f"logits, T {fmt.TIMES} {sizes['vocabulary']:,}")
 
-    def label(self, template: str, beside: bool = False) -> None:
-        """Words on the stream, or beside it. template: with the names of sizes."""
-        words, *others = (template.format(order=one.order, **one.sizes) for one in (self.anatomy, self.other) if one)
-        changed = any(other != words for other in others)
-        if beside:
-            self.texts.append(Text(CENTER + 8, self.y - 7, words, changed=changed))
-            self.stream(LINE + 6, arrow=False)
-            return
-        self.texts.append(Text(CENTER, self.y - 4, words, anchor="middle", changed=changed))
+    def label(self, words: str) -> None:
+        """Words on the stream."""
+        self.texts.append(Text(CENTER, self.y - 4, words, place=(-1, "label"), anchor="middle"))
         self.y -= LINE + 4
+
+    def beside(self, words: str, name: str = "") -> None:
+        """Words beside the stream; without a name, never marked."""
+        self.texts.append(Text(CENTER + 8, self.y - 7, words, place=(-1, name) if name else None))
+        self.stream(LINE + 6, arrow=False)
 
     def stream(self, length: float, arrow: bool = True) -> None:
         """The stream, up to what comes next."""
         self.lines.append(Line(((CENTER, self.y), (CENTER, self.y - length)), arrow))
         self.y -= length
 
-    def part(self, part: Part, before: Part | None, enters: bool = True) -> float:
+    def part(self, part: Part, place: Place, enters: bool = True) -> float:
         """A box on the stream, with its numbers. Returns its bottom. enters: whether the stream does."""
         if enters:
             self.stream(GAP)
         bottom = self.y
-        self.box(part, before, LEFT, RIGHT - LEFT, IN_BOX)
+        self.box(part, place, LEFT, RIGHT - LEFT, IN_BOX)
         return bottom
 
-    def box(self, part: Part, before: Part | None, x: float, width: float, letters: int) -> None:
+    def box(self, part: Part, place: Place, x: float, width: float, letters: int) -> None:
         """A box that stands at the present height."""
-        compares, inside, beside = self.other is not None, words(part, letters), numbers(part)
-        old, numbered = (words(before, letters), numbers(before)) if before else ([], [])
-        height = max(LINE * len(inside), LINE * len(beside) if len(inside) > 1 else LINE) + 9
+        title, *others = (textwrap.wrap(text, letters) for text in (part.title, part.settings, *part.shapes))
+        inside = [(line, "title") for line in title] + [(line, "detail") for lines in others for line in lines]
+        beside = [(line, "number") for line in numbers(part)]
+        height = LINE * (max(len(inside), len(beside)) if len(inside) > 1 else 1) + 9
         self.y -= height
-        first = self.y + (height - LINE * len(inside)) / 2 + 10
-        for i, line in enumerate(inside):
-            kind = "title" if line in textwrap.wrap(part.title, letters) else "detail"
-            changed = compares and line not in old
-            self.texts.append(Text(x + width / 2, first + LINE * i, line, kind, "middle", changed))
-        first = self.y + (height - LINE * len(beside)) / 2 + 10
-        for i, line in enumerate(beside):
-            changed = compares and line not in numbered
-            self.texts.append(Text(NUMBERS, first + LINE * i, line, "number", changed=changed))
-        self.boxes.append(Box(x, self.y, width, height, part.kind, compares and not {*inside} <= {*old}))
+        self.boxes.append(Box(x, self.y, width, height, part.kind, place))
+        sides = (inside, x + width / 2, place, "middle"), (beside, NUMBERS, (place[0], f"of {place[1]}"), "start")
+        for lines, at, of, anchor in sides:
+            first = self.y + (height - LINE * len(lines)) / 2 + 10
+            self.texts += [Text(at, first + LINE * i, *line, of, anchor) for i, line in enumerate(lines)]
 
     def position(self, part: Part) -> None:
         """The position encoding, beside the stream: added to it, or handed to the mixers."""
-        before = self.other.position if self.other else None
         x, bottom = CENTER + 22, self.y
         self.y -= 2
         start = self.y
-        self.box(part, before, x, RIGHT - x, 15)
+        self.box(part, (-1, "position"), x, RIGHT - x, 15)
         top, middle = self.y, (start + self.y) / 2
         if self.anatomy.added:
             self.lines += [Line(((x, middle), (CENTER + 7, middle))), Line(((CENTER, bottom), (CENTER, middle + 7)))]
@@ -147,52 +146,49 @@ class Column:
             self.lines.append(Line(((CENTER, bottom), (CENTER, top)), arrow=False))
 
     def layer(self, layer: Layer, layers: Sequence[int], index: int) -> None:
-        """A kind of block in its frame."""
+        """A kind of block in its frame. layers: their numbers."""
         self.stream(GAP)
         bottom = self.y
-        kinds = self.other.layers if self.other else ()
-        before = kinds[min(index, len(kinds) - 1)] if kinds else None
-        old = before[0].parts if before else {}
         for stage in layer.stages or ():
             if isinstance(stage, Sum):
-                self.sum(stage, layer, old)
+                self.sum(stage, layer, index)
             else:
-                self.chain([stage], layer, old)
-        words = caption(layer, layers, index if len(self.anatomy.layers) > 1 else None)
-        changed = before is not None and words != caption(*before, index if len(kinds) > 1 else None)
+                self.chain([stage], layer, index)
         if layer.stages is None:  # nobody knows how they are connected
             for key, part in layer.parts.items():
                 self.y -= GAP
-                self.part(part, old.get(key), enters=False)
+                self.part(part, (index, key), enters=False)
             self.y -= LINE + 12
         else:
             self.stream(LINE + 12, arrow=False)
-        self.texts.append(Text(LEFT - 26, self.y + 14, words, "caption", changed=changed))
-        self.boxes.append(Box(10, self.y, OUT - 2, bottom - self.y, "frame", changed))
+        kind = f"{ascii_uppercase[index % 26]}: " if len(self.anatomy.layers) > 1 else ""
+        words = f"{kind}{len(layers)} {fmt.TIMES} {layer.title}"
+        self.texts.append(Text(LEFT - 26, self.y + 14, words, "caption", (index, "caption")))
+        self.boxes.append(Box(10, self.y, OUT - 2, bottom - self.y, "frame", (index, "caption")))
         for i, line in enumerate(numbers(layer.own)):
             self.texts.append(Text(NUMBERS, self.y + LINE * (i + 1), f"{line}, block", "number"))
 
-    def chain(self, names: Sequence[str], layer: Layer, old: Mapping[str, Part], enters: bool = True) -> float:
+    def chain(self, names: Sequence[str], layer: Layer, index: int, enters: bool = True) -> float:
         """Parts one after the other, or signs between them. Returns the bottom of the first."""
         first = self.y
         for i, name in enumerate(names):
             if name in layer.parts:
-                bottom = self.part(layer.parts[name], old.get(name), enters or i > 0)
+                bottom = self.part(layer.parts[name], (index, name), enters or i > 0)
                 first = first if i else bottom
             else:
-                self.label(name, beside=True)
+                self.beside(name)
         return first
 
-    def sum(self, stage: Sum, layer: Layer, old: Mapping[str, Part]) -> None:
+    def sum(self, stage: Sum, layer: Layer, index: int) -> None:
         """Branches, one above the other, and the residual connection around them."""
         self.stream(8, arrow=False)
         split = self.y
-        self.chain(stage.shared, layer, old)
+        self.chain(stage.shared, layer, index)
         start, outs = self.y, []
         for i, branch in enumerate(stage.branches):
             if i:
                 self.y -= GAP / 2
-            bottom = self.chain(branch, layer, old, enters=i == 0)
+            bottom = self.chain(branch, layer, index, enters=i == 0)
             if i:
                 middle = bottom - 12
                 self.lines.append(Line(((CENTER, start - 4), (RAIL, start - 4), (RAIL, middle), (LEFT, middle))))
@@ -211,25 +207,24 @@ class Column:
 
     def heading(self, bottom: float) -> None:
         """The name and the totals, from the top of the higher of two columns."""
-        before = totals(self.other.cost) if self.other else totals(self.anatomy.cost)
-        lines = [Text(10, 0, line, "heading") for line in textwrap.wrap(self.anatomy.name, 44)]
-        lines += [Text(10, 0, line, changed=line not in before) for line in totals(self.anatomy.cost)]
+        lines = [Text(10, 0, line, "heading") for line in textwrap.wrap(self.anatomy.name, IN_HEADING)]
+        lines += [Text(10, 0, line, place=(-1, "totals")) for line in totals(self.anatomy.cost)]
         self.y = bottom - 14
         for line in lines[::-1]:
-            self.texts.append(Text(line.x, self.y, line.text, line.kind, changed=line.changed))
+            line.y = self.y
             self.y -= LINE + 3
+        self.texts += lines[::-1]
         self.y -= 4
 
-
-def caption(layer: Layer, layers: Sequence[int], index: int | None) -> str:
-    """How often a kind of block is there: `A: 13 × Pre-norm block`; without a letter for the only kind."""
-    kind = "" if index is None else f"{ascii_uppercase[index % 26]}: "
-    return f"{kind}{len(layers)} {fmt.TIMES} {layer.title}"
-
-
-def words(part: Part, letters: int) -> list[str]:
-    """What stands in a box."""
-    return [line for text in (part.title, part.settings, *part.shapes) for line in textwrap.wrap(text, letters)]
+    def mark(self, other: "Column") -> None:
+        """Mark the texts that another column does not have in the same place, and the boxes with such texts."""
+        theirs, last = {(text.place, text.text) for text in other.texts}, len(other.anatomy.layers) - 1
+        for text in self.texts:
+            if text.place:
+                text.changed = ((min(text.place[0], last), text.place[1]), text.text) not in theirs
+        changed = {text.place for text in self.texts if text.changed}
+        for box in self.boxes:
+            box.changed = box.place in changed
 
 
 def numbers(part: Part) -> list[str]:
@@ -263,18 +258,19 @@ def unit(value: float, noun: str) -> str:
 
 def picture(one: Anatomy, against: Anatomy | None = None) -> str:
     """An architecture as SVG; with another one, both side by side, that one left, with what differs marked in both."""
-    pairs: list[tuple[Anatomy, Anatomy | None]] = [(against, one), (one, against)] if against else [(one, None)]
-    columns = [Column(own, other) for own, other in pairs]
+    columns = [Column(anatomy) for anatomy in (against, one) if anatomy]
     for column in columns:
         column.draw()
     top = min(column.y for column in columns)
     for column in columns:
         column.heading(top)
+    for column, other in zip(columns, columns[::-1], strict=True):  # a single one has nothing that it lacks itself
+        column.mark(other)
     return template(TEMPLATE).render(
         columns=columns,
         width=WIDTH,
         top=min(column.y for column in columns),
-        title=f"Architecture of {' beside '.join(own.name for own, _ in pairs)}",
+        title=f"Architecture of {' beside '.join(column.anatomy.name for column in columns)}",
         arrow_head=arrow_head,
         accent=ACCENT,
     )

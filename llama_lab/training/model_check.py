@@ -1,7 +1,9 @@
 """Checks before training, to fail within seconds: memory, and whether a user's components work."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from llama_lab.devices.performance import device_memory
 from llama_lab.model import Decoder
 from llama_lab.model.cost import count
 from llama_lab.model.generate import prefill
+from llama_lab.model.state import DecoderState
 from llama_lab.util.errors import ConfigError, first_line
 from llama_lab.util.formatting import in_bytes
 
@@ -146,19 +149,7 @@ def check_positions(model: Decoder, length: int, n_heads: int) -> None:
 
 def check_training(model: Decoder, tokens: Tensor) -> None:
     """Raise ConfigError unless forward and backward passes keep shapes and give finite numbers."""
-    names = {part: name for name, part in parts(model)}
-
-    def check_shape(part: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
-        shape, wanted = getattr(output, "shape", None), inputs[0].shape
-        if shape != wanted:
-            found = tuple(shape) if shape is not None else type(output).__name__
-            raise fault(names[part], part, f"returns {found} for an input of {tuple(wanted)}; it must be the same")
-
-    handles = [part.register_forward_hook(check_shape) for part in names]
-    logits = model(tokens)
-    for handle in handles:
-        handle.remove()
-    loss = F.cross_entropy(logits.float().flatten(0, 1), tokens.flatten())
+    loss = F.cross_entropy(outputs_of(model, [tokens])["."].float().flatten(0, 1), tokens.flatten())
     loss.backward()  # type: ignore[no-untyped-call]
     if not loss.isfinite():
         raise ConfigError(f"model: the loss is {loss.item():g} before the first step; check the initial values")
@@ -177,19 +168,18 @@ def parts(model: Decoder) -> Iterator[tuple[str, nn.Module]]:
 
 def check_reading(model: Decoder, tokens: Tensor, tolerance: float) -> None:
     """Raise ConfigError unless outputs are causal, and decoding token by token equals one forward pass."""
-    whole = outputs_of(model, [tokens], lambda chunk: model(chunk))
+    whole = outputs_of(model, [tokens])
     length = tokens.shape[1]
-    begin = outputs_of(model, [tokens[:, : length // 2 + 1]], lambda chunk: model(chunk))
-    if found := first_difference(model, whole, begin, tolerance):
-        raise fault(*found, "gives a token something else when other tokens follow it; it must be causal")
+    begin = outputs_of(model, [tokens[:, : length // 2 + 1]])
+    causal = "gives a token something else when other tokens follow it; it must be causal"
+    check_equal(model, whole, begin, tolerance, causal)
     if length == 1 or not model.decodes:
         return
     check_state_bytes(model, length)
     state = model.new_state(len(tokens), length)
     chunks = list(torch.split(tokens, [length - length // 2, *[1] * (length // 2)], 1))
-    decoded = outputs_of(model, chunks, lambda chunk: model(chunk, state))
-    if found := first_difference(model, whole, decoded, tolerance):
-        raise fault(*found, "gives something else token by token than when it reads the whole text at once")
+    decoded = outputs_of(model, chunks, state)
+    check_equal(model, whole, decoded, tolerance, "gives something else token by token than for the whole text at once")
     state = model.new_state(len(tokens), length)
     read = prefill(model, tokens[:, :-1].tolist(), state)
     last = model(tokens[:, -1:], state)[:, -1]
@@ -198,31 +188,35 @@ def check_reading(model: Decoder, tokens: Tensor, tolerance: float) -> None:
         raise fault(name, mixer, "loses the state of single sequences; write into its tensors in place")
 
 
-def outputs_of(model: Decoder, chunks: list[Tensor], read: Callable[[Tensor], Tensor]) -> Outputs:
-    """Outputs of every part for the chunks of a text, concatenated along time; `.` is the logits."""
-    given: Outputs = {}
-    handles = [
-        part.register_forward_hook(lambda _module, _inputs, output, name=name: given.update({name: output}))
-        for name, part in parts(model)
-    ]
-    found: list[Outputs] = []
-    for chunk in chunks:
-        given["."] = read(chunk)
-        found.append(dict(given))
-    for handle in handles:
-        handle.remove()
-    return {name: torch.cat([outputs[name] for outputs in found], 1) for name in given}
+def outputs_of(model: Decoder, chunks: list[Tensor], state: DecoderState | None = None) -> Outputs:
+    """Outputs of every part for the chunks of a text, concatenated along time; `.` is the logits.
+
+    Raises ConfigError for a part whose output has another shape than its input.
+    """
+    found: defaultdict[str, list[Tensor]] = defaultdict(list)
+
+    def keep(name: str, part: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> None:
+        shape, wanted = getattr(output, "shape", None), inputs[0].shape
+        if shape != wanted:
+            given = tuple(shape) if shape is not None else type(output).__name__
+            raise fault(name, part, f"returns {given} for an input of {tuple(wanted)}; it must be the same")
+        found[name].append(output)
+
+    with ExitStack() as hooks:
+        for name, part in parts(model):
+            hooks.enter_context(part.register_forward_hook(partial(keep, name)))
+        logits = [model(chunk, state) for chunk in chunks]
+    return {name: torch.cat(outputs, 1) for name, outputs in {**found, ".": logits}.items()}
 
 
-def first_difference(model: Decoder, whole: Outputs, other: Outputs, tolerance: float) -> tuple[str, nn.Module] | None:
-    """The first module whose outputs differ within the length of `other`."""
+def check_equal(model: Decoder, whole: Outputs, other: Outputs, tolerance: float, what: str) -> None:
+    """Raise ConfigError, which says `what`, for the first module whose outputs differ within the length of `other`."""
     known = dict(parts(model))
     for name, outputs in other.items():
         if not is_close(outputs, whole[name][:, : outputs.shape[1]], tolerance):
             suspects = [(name, known[name])] if name in known else []
             suspects += [("position", model.position), ("blocks.0", model.blocks[0])]
-            return next((s for s in suspects if users_method(s[1], *HOOKS)), suspects[0])
-    return None
+            raise fault(*next((s for s in suspects if users_method(s[1], *HOOKS)), suspects[0]), what)
 
 
 def is_close(a: Tensor, b: Tensor, tolerance: float) -> bool:

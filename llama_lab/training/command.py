@@ -4,8 +4,9 @@ import shutil
 import sys
 import traceback
 
+import lightning as L
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import build, report_component_errors, targets
 from llama_lab.config.grammar import override_key
@@ -17,11 +18,12 @@ from llama_lab.util.display import quiet_libraries
 from llama_lab.util.errors import ConfigError, first_line
 from llama_lab.util.files import report_disk_errors
 
-from .callbacks import build_callbacks
 from .compiling import check_compiler
+from .profile import Profile
 from .run import Run, steps_of
 from .schedule import part_of, steps_alike
 from .stop import Outcome
+from .telemetry import Telemetry
 from .train import train
 from .warm_start import check_start, warm_start
 
@@ -63,6 +65,23 @@ def train_on_disk(run: Run) -> Outcome:
     if current_rank() == 0 and run.cfg.resume:
         warn_of_differences(run)
     return train(run, warm_start(run), build_callbacks(run.cfg))
+
+
+def build_callbacks(cfg: DictConfig) -> list[L.Callback]:
+    """The callbacks that a config asks for. Raises ConfigError for a node that is no callback."""
+    callbacks: list[L.Callback] = [Profile()] if cfg.trainer.profile and current_rank() == 0 else []
+    if cfg.train.telemetry:
+        callbacks.append(Telemetry())
+    nodes = cfg.get("callbacks") or {}  # configs that were stored by earlier versions have none
+    for name, node in nodes.items() if isinstance(nodes, DictConfig) else enumerate(nodes):
+        key = f"callbacks.{name!s}"
+        if not isinstance(node, DictConfig) or "_target_" not in node:
+            raise ConfigError(f"{key}={node}: must name its class, such as {{_target_: mylab.callbacks.Mine}}")
+        callback = build(node, key)
+        if not isinstance(callback, L.Callback):
+            raise ConfigError(f"{key}={node._target_}: builds a {type(callback).__name__}; name a Lightning callback")
+        callbacks.append(callback)
+    return callbacks
 
 
 def warn_of_differences(run: Run) -> None:

@@ -20,8 +20,7 @@ from llama_lab.devices.performance import Stopwatch
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import RunMetadata
-from llama_lab.training.callbacks import build_callbacks
-from llama_lab.training.command import train_run
+from llama_lab.training.command import build_callbacks, train_run
 from llama_lab.training.loggers import open_loggers
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import Monitor

@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.init import WeightInit, draw_weights
-from llama_lab.runs.checkpoint import load_checkpoint
-from llama_lab.runs.shards import own_rows, write_file, write_part
+from llama_lab.runs.checkpoint import load_checkpoint, own_rows, write_file, write_part
 
 from .hardware import Hardware, below_srun
 
@@ -99,7 +98,7 @@ class FullySharded(DataParallel):
     weights and the residual stream are bf16; gradients are summed in float32 after every micro-batch.
 
     Lightning's ModelParallelStrategy (2.6) trains the same curve, but its checkpoints order the optimizer's states
-    unlike those of one device, and gather everything on rank 0 or are PyTorch's folders, see `shards.py`.
+    unlike those of one device, and gather everything on rank 0 or are PyTorch's folders, see `checkpoint.py`.
     """
 
     @property

@@ -33,6 +33,8 @@ class Monitor(L.Callback):
     values since the last row of its kind, of training or evaluation. loggers: none on ranks other than 0.
     """
 
+    _trainer: L.Trainer  # from `setup` on
+
     def __init__(
         self,
         log_every: int,
@@ -55,7 +57,6 @@ class Monitor(L.Callback):
         self.loggers: Sequence[MetricsLogger] = ()
         self._added: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}  # of training; of an evaluation
         self._left_out: set[str] = set()
-        self._trainer: L.Trainer | None = None
         self._resumed_seconds = 0.0
         self._first_step = 0
         self._slow_seconds = 0.0  # of the first SLOW_STEPS
@@ -81,7 +82,6 @@ class Monitor(L.Callback):
             raise ValueError(f"{name}: is the name of a metric of ours; choose another")
         number = float(value.detach() if isinstance(value, torch.Tensor) else value)
         if sync_dist:
-            assert self._trainer is not None
             device = self._trainer.strategy.root_device
             number = float(self._trainer.strategy.reduce(torch.tensor(number, device=device), reduce_op="mean"))
         if math.isfinite(number):
@@ -97,7 +97,6 @@ class Monitor(L.Callback):
 
     def add(self, metrics: Mapping[str, float]) -> None:
         """Add numbers to the next row, whatever their names."""
-        assert self._trainer is not None
         for name, value in metrics.items():
             self._added[self._trainer.training].setdefault(name, []).append(value)
 
@@ -201,7 +200,6 @@ class Monitor(L.Callback):
 
     def _write(self, metrics: dict[str, float], step: int) -> None:
         """Send a row to all loggers, with what was added to it."""
-        assert self._trainer is not None
         added = self._added[self._trainer.training]
         row = metrics | {name: sum(values) / len(values) for name, values in added.items()}
         added.clear()

@@ -14,8 +14,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_lab.runs.checkpoint import before, checkpoint_step, newest_whole, read_checkpoint, replace_checkpoint
-from llama_lab.runs.shards import write_file
+from llama_lab.runs.checkpoint import (
+    before,
+    checkpoint_step,
+    newest_whole,
+    read_checkpoint,
+    replace_checkpoint,
+    write_file,
+)
 from llama_lab.runs.stored import RunMetadata
 from llama_lab.training import train as train_module
 from llama_lab.training import warm_start

@@ -73,17 +73,13 @@ class Stopwatch:
         self._before = 0.0
         self._started: float | None = None  # None while it stands still
 
-    def start(self, seconds: float = 0.0) -> None:
-        """(Re)start from `seconds`."""
-        self._before, self._started = seconds, self._clock()
+    def start(self, seconds: float | None = None) -> None:
+        """Run from `seconds` on; default: from where it stands."""
+        self._before, self._started = self._before if seconds is None else seconds, self._clock()
 
     def stop(self) -> None:
-        """Stand still until `resume`."""
+        """Stand still until `start`."""
         self._before, self._started = self.seconds, None
-
-    def resume(self) -> None:
-        """Run on."""
-        self._started = self._clock()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -95,7 +91,7 @@ class Stopwatch:
             yield
         finally:
             if was_running:
-                self.resume()
+                self.start()
 
     @property
     def seconds(self) -> float:

@@ -161,11 +161,9 @@ class FullySharded(DataParallel):
 
     def teardown(self) -> None:
         """Leave the shards where they are: Lightning would move them, and they live on their mesh."""
-        assert self.cluster_environment is not None
-        assert self.accelerator is not None
-        self.cluster_environment.teardown()
-        self.precision_plugin.teardown()
-        self.accelerator.teardown()
+        parts: Any = (self.cluster_environment, self.precision_plugin, self.accelerator)
+        for part in parts:
+            part.teardown()
 
 
 def shard(model: Decoder, mesh: DeviceMesh, mixed: bool) -> None:

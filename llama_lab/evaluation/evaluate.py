@@ -226,8 +226,13 @@ def check_settings(settings: DictConfig, typed: Collection[str]) -> None:
             near = suggestion(str(part), PARTS)
             raise ConfigError(f"eval.parts: {part} is no part{near}; choose of {', '.join(PARTS)}")
     check_multiples("eval.lengths", chosen.lengths)
-    if "lm_eval" in chosen.parts:
-        check_tasks(chosen)
+    if "lm_eval" in chosen.parts and find_spec("lm_eval") is None:
+        raise ConfigError("eval.parts: lm_eval needs EleutherAI's harness; pip install 'llama-lab[lm-eval]'")
+    if "lm_eval" in chosen.parts and not (chosen.tasks and all(isinstance(task, str) for task in chosen.tasks)):
+        raise ConfigError(f"eval.tasks={chosen.tasks}: lm_eval needs the names of tasks, such as [lambada_openai]")
+    for key, least in (("fewshot", 0), ("limit", 1)):
+        if chosen[key] is not None and chosen[key] < least:
+            raise ConfigError(f"eval.{key}={chosen[key]}: must be a whole number from {least}, or null")
     if not chosen.contexts or not all(is_kind(c, float) and 0 < c <= 1 for c in chosen.contexts):
         raise ConfigError(f"eval.contexts={chosen.contexts}: must hold multiples of the context, above 0, up to 1")
     if not chosen.batch_sizes or not all(is_kind(size, int) and size > 0 for size in chosen.batch_sizes):
@@ -237,34 +242,16 @@ def check_settings(settings: DictConfig, typed: Collection[str]) -> None:
     if settings.prompt is not None and settings.prompts:
         raise ConfigError("prompts: there is a prompt too; give one, or put it among the prompts")
     for prompt in prompts_of(settings):
-        check_prompt(prompt)
+        if not isinstance(prompt, str):
+            raise ConfigError(f'prompts: {prompt} is no text; quote it: \'prompts=["a","b"]\'')
+        shown = prompt.encode(errors="backslashreplace").decode()
+        if shown != prompt:
+            raise ConfigError(f"prompt={shown}: holds bytes that are not UTF-8; write it in that encoding")
     if settings.max_new_tokens is not None and settings.max_new_tokens < 1:
         raise ConfigError(f"max_new_tokens={settings.max_new_tokens}: must not be negative or 0, but may be null")
     sampling(settings)
     cache_dtype(settings)
     check_read(settings, typed)
-
-
-def check_tasks(chosen: DictConfig) -> None:
-    """Raise ConfigError unless the part lm_eval has tasks, and can be run. chosen: the settings below `eval`."""
-    if find_spec("lm_eval") is None:
-        raise ConfigError("eval.parts: lm_eval needs EleutherAI's harness; pip install 'llama-lab[lm-eval]'")
-    if not chosen.tasks or not all(isinstance(task, str) for task in chosen.tasks):
-        raise ConfigError(f"eval.tasks={chosen.tasks}: lm_eval needs the names of tasks, such as [lambada_openai]")
-    for key, least in (("fewshot", 0), ("limit", 1)):
-        if chosen[key] is not None and chosen[key] < least:
-            raise ConfigError(f"eval.{key}={chosen[key]}: must be a whole number from {least}, or null")
-
-
-def check_prompt(prompt: object) -> None:
-    """Raise ConfigError unless `prompt` is text that UTF-8 can encode."""
-    if not isinstance(prompt, str):
-        raise ConfigError(f'prompts: {prompt} is no text; quote it: \'prompts=["a","b"]\'')
-    try:
-        prompt.encode()
-    except UnicodeEncodeError:
-        shown = prompt.encode(errors="backslashreplace").decode()
-        raise ConfigError(f"prompt={shown}: holds bytes that are not UTF-8; write it in that encoding") from None
 
 
 WRITERS = {"prompt", "sample"}

@@ -35,7 +35,10 @@ def train_run(run: Run) -> Outcome:
             try:
                 return train_on_disk(run)
             except Exception as error:
-                if run.hardware.world_size > 1 or not compiler_failed(error):
+                # As TorchInductor raises every time once a file of its cache is truncated.
+                frames = traceback.extract_tb(error.__traceback__)
+                by_compiler = any("/torch/_inductor/" in frame.filename for frame in frames)
+                if run.hardware.world_size > 1 or isinstance(error, torch.OutOfMemoryError) or not by_compiler:
                     raise
                 print(f"trainer.compile: {first_line(error)}; tries again without {delete_compiled()}", file=sys.stderr)
             return train_on_disk(run)
@@ -116,12 +119,6 @@ def spare_devices(run: Run) -> str:
         f"since more cannot share train.batch_size={run.cfg.train.batch_size} with train.micro_batch_size="
         f"{'null' if run.cfg.train.micro_batch_size is None else run.cfg.train.micro_batch_size}"
     )
-
-
-def compiler_failed(error: Exception) -> bool:
-    """Whether TorchInductor raised the error, as it does every time once a file of its cache is truncated."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return not isinstance(error, torch.OutOfMemoryError) and any("/torch/_inductor/" in f.filename for f in frames)
 
 
 def delete_compiled() -> str:

@@ -196,7 +196,7 @@ class Monitor(L.Callback):
         self._write(metrics, step)
         self.display.update(step, metrics)
         if trainer.state.fn == TrainerFn.FITTING:
-            self.stopwatch.resume()
+            self.stopwatch.start()
 
     def _write(self, metrics: dict[str, float], step: int) -> None:
         """Send a row to all loggers, with what was added to it."""

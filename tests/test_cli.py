@@ -292,21 +292,13 @@ def test_an_experiment_chooses_groups_and_keys_and_the_command_line_wins(
     assert (cfg.optim.lr, cfg.train.log_every) == (5e-4, 1)
 
 
-@pytest.mark.parametrize(
-    ("body", "beginning"),
-    [
-        ("train: {lr: 1}", "train.lr=1: "),
-        ("train: {log_every: often}", "train.log_every=often: "),
-        ("overwrite: flase", "overwrite=flase: "),
-    ],
-)
+@pytest.mark.parametrize("body", ["train: {lr: 1}", "train: {log_every: often}", "overwrite: flase"])
 def test_an_experiment_is_checked_as_the_command_line_is(
-    body: str, beginning: str, command: Command, tiny: list[str], tmp_path: Path
+    body: str, command: Command, tiny: list[str], tmp_path: Path
 ) -> None:
     ran = command(*experiment(tmp_path, body), *tiny, "train.tokens=256")
-    assert ran.code == 2
-    assert ran.err.startswith(f"error: {beginning}")
-    assert ran.err.count("\n") == 1
+    beginning = body.replace(": {", ".").replace(": ", "=").rstrip("}")
+    assert (ran.code, ran.err.count("\n"), ran.err.startswith(f"error: {beginning}: ")) == (2, 1, True)
     assert not (tmp_path / "runs").exists()
 
 
@@ -421,129 +413,58 @@ ROTATED = "model.attention.qk_norm_rotated=true"
 VALUES = {f"{key}=abc": f"{key}=abc: " for key in NUMBERS.split()} | {
     "model.norm=layernrom": "model.norm=layernrom: is not a single setting; .*mean layernorm?",
     "model.position.scaling=linear": "model.position.scaling=linear: .*a component",
-    "model.max_seq_len=0": "model.max_seq_len=0: ",
-    "model.max_seq_len=-4": "model.max_seq_len=-4: ",
-    "model.n_layers=1000000000": "model.n_layers=1000000000: at most 2048 layers.*estimate=true",
     "data.files=5": "data.files=5: ",
-    "train.sample_tokens=100000000000000000000": "train.sample_tokens=1000.*does not fit into 64 bits",
     "train.sample_tokens=2.5": "train.sample_tokens=2.5: ",
     "train.tokens=-5": "train.tokens=-5: ",
-    "train.tokens=255": "train.tokens=255: must reach one step.*raise it",
-    "train.tokens=null": "train.tokens=",
     "train.tokens=inf": "train.tokens=inf: ",
-    "train.tokens=1e30": r"train.tokens=1e\+30: must not exceed 1e\+18",
-    "train.batch_size=true": "train.batch_size=",
     "train.micro_batch_size=3": "train.batch_size=8: not a multiple of 3.*6 and 9 are",
     "train.micro_batch_size=2.0": "train.micro_batch_size=2.0: ",
-    "train.grad_clip=-1": "train.grad_clip=-1: ",
-    "train.grad_clip=nan": "train.grad_clip=nan: ",
-    "train.ema=1": "train.ema=1: must be at least 0 and less than 1.*such as 0.99",
     "train.ema=-0.1": "train.ema=-0.1: must be at least 0",
-    "train.ema=true": "train.ema=",
-    "train.ema=0.9 trainer.precision=bf16-true": "train.ema=0.9: an average in 16.*bf16-mixed",
     "seed=1.5": "seed=1.5: ",
-    "seed=-1": "seed=-1: ",
-    "data.seed=-1": "data.seed=-1: ",
-    "overwrite=flase": "overwrite=flase: .*true",
     "logger.wandb=maybe": "logger.wandb=maybe: .*true",
     f"name={300 * 'n'}": "name=nnnnn.*use at most 255 letters",
-    f"resume={300 * 'r'}": "resume=rrrr.*File name too long",
     "trainer.precision=16": "trainer.precision=16: this .*did you mean bf16-mixed?",
-    "trainer.precision=bf16": "trainer.precision=bf16: this .*did you mean bf16-mixed?",
     "trainer.precision=32": "trainer.precision=32: this .*did you mean 32-true?.*; choose auto or",
-    "trainer.precision=fp8": "trainer.precision=fp8: this cpu cannot train in it; choose",
     "trainer.devices=0": "trainer.devices=0: .*choose 1 or more, -1 or auto",
     "trainer.devices=1.5": "trainer.devices=1.5: ",
-    "trainer.num_nodes=0": "trainer.num_nodes=0: ",
     "trainer.accelerator=tpu": "trainer.accelerator=tpu: not on this machine.*choose auto or",
     "trainer.strategy=abc": "trainer.strategy=abc: .*ddp",
     "model.attention.qk_norm=true": "model.attention.qk_norm=True: must be head .*or projection .*or null",
-    "model.n_heads=5": "model.n_heads=5: does not divide model.dim=32.*choose a divisor",
-    "model.head_dim=7": "model.position.fraction=1.0: turns 7 of head_dim=7.*must be even",
-    "attention=mqa model.n_kv_heads=4": "model.n_kv_heads=4: attention=mqa has one.*choose",
-    "position=rope_ntk model.head_dim=2": "model.position.fraction=1.0: NTK scaling needs 4.*raise it",
     "position=rope_yarn model.position.scaling.original_max_seq_len=0": ".*original_max_seq_len=0: ",
-    "model.embedding.std=-1": "model.embedding.std=-1: must be positive",
     "init=trunc model.init.cutoff=0": "model.init.cutoff=0: must be positive",
-    "model.norm.eps=-1": "model.norm.eps=-1: must not be negative",
-    "model.vocab_size=100": "model.vocab_size=100: the tokenizer has 257 ids.*raise it",
     f"{GLOBAL}=[0,8]": r"pattern.global.at=\[0, 8\]: there is no layer 8; the layers are 0 to 1",
-    f"{GLOBAL}='::1'": "pattern: changes attention.window in every layer, and leaves .* or leave a layer out",
-    "model.position.fraction=0.4": "model.position.fraction=0.4: turns 3 of head_dim=8.*must be even",
     f"position=alibi model.attention.qk_norm=head {ROTATED}": f"{ROTATED}: the position encoding .*position=rope",
-    "model.position.fraction=0.1": "model.position.fraction=0.1: turns 0 of.*between 2 and",
     "arch=gemma3 model.n_layers=3000": "model.n_layers=3000: at most 2048 layers",
     "model.vocab_size=1000000000000": "model.vocab_size=1000000000000: must be a positive.*at most",
     "train.batch_size=0": "train.batch_size=0: must be a positive whole number",
     "name=../../elsewhere": "name=../../elsewhere:",
-    "trainer=ddp trainer.accelerator=cpu trainer.devices=1000": "trainer.devices=1000: on CPUs",
-    "trainer.precision=16-mixed": r"trainer.precision=16-mixed: this.*choose auto or 32\-true",
 }
-# What else cannot work: overrides, how the line about them begins, and what it also holds.
 BAD = {  # what else cannot work: overrides, how the line about them begins, and what it also holds
-    "norm=layernrom": ("norm=layernrom: no such option", "did you mean layernorm?"),
     "experiment=mine": ("experiment=mine: ", "--config-dir"),
-    "norms=layernorm": ("norms=layernorm: no such key", "did you mean norm?"),
-    "model.position.max_distance=8": (
-        "model.position.max_distance=8: no such key here, it belongs to position=relative; choose that",
-        "",
-    ),
-    "study.kv_heads=[1,2]": ("study.kv_heads=[1,2]: no such key here, it belongs to study=kv", ""),
-    "position=none model.position.theta=5e5": (
-        "model.position.theta=5e5: no such key here, it belongs to position=rope | sinusoidal; choose",
-        "",
-    ),
+    "position=none model.position.theta=5e5": ("model.position.theta=5e5: no such", "to position=rope | sinusoidal; "),
     "model.context_length=64": ("model.context_length=64: no such key (did you mean model.max_", ""),
     "wandb.project=a": ("wandb.project=a: no such key (did you mean logger.project?); ", "--help"),
     "data=my/a.txt": ("data=my/a.txt: no such option; ", "data=text data.files=[my/a.txt]\n"),
     "bias=false": ("bias=false: changes nothing, since every part has that already; ", "bias=null"),
-    "model.ffn.activation=gelu": ("model.ffn.activation=gelu: is not a single setting; ", "ffn=gelu\n"),
     "model.rope_theta=3": ("model.rope_theta=3: no such key", "did you mean model.position.theta?"),
-    "model.tied=true": ("model.tied=true: no such key", "did you mean embedding=tied?"),
     "lr=1": ("lr=1: no such key", "did you mean optim.lr?"),
-    "batch_size=1": ("batch_size=1: no such key", "did you mean train.batch_size?"),
     "heads=1": ("heads=1: no such key", "did you mean model.n_heads?"),
-    "qqq=1": ("qqq=1: no such key; `--cfg job` shows them all", ""),
     "model.dmi=3": ("model.dmi=3: no such key", "did you mean model.dim?"),
-    "train=5": ("train=5: is not a single setting; set its own keys", ""),
-    "+model.dmi=3": ("model.dmi=3: ", ""),
     "+train.lr=1": ("train.lr=1: ", ""),
-    "train.tokens=[1": ("train.tokens=[1: cannot be read", ""),
     "train.tokens": ("train.tokens: cannot be read", "key=value"),
     "optim=null": ("optim=null: a run needs one", "see --help"),
-    "~optim": ("~optim: a run needs a choice of optim", "see --help"),
-    "pattern=global_every_2nd": (
-        "pattern=global_every_2nd: changes nothing, since all layers have that already; ",
-        "leave it out",
-    ),
+    "pattern=global_every_2nd": ("pattern=global_every_2nd: changes nothing, since all", "leave it out"),
     "data.files=???": ("data.files=???: ", "data.files=[book.txt]"),
-    "data.files=[missing.txt]": ("data.files=[missing.txt]: no such file", "relative to"),
     "data.files=[empty.txt]": ("data.files=[", "empty"),
-    "data.files=[binary.txt]": ("data.files=[", "give UTF-8 text"),
     "data.files=[latin.txt]": ("data.files=[", "give UTF-8 text"),
-    "data.files=[short.txt]": ("data.val_fraction=0.05: training and validation need", "add text"),
-    "data.text_field=body": ("data.text_field=body: names a field of rows, and none of data.files", "leave it"),
-    "data.files=[lines.txt] data.document_chars=20 data.val_fraction=0.0001": (
-        "data.val_fraction=0.0001: the validation text has ",
-        "raise data.val_fraction",
-    ),
-    "data.val_fraction=2": ("data.val_fraction=2: must be between 0 and 1", "such as"),
+    "data.files=[lines.txt] data.document_chars=20 data.val_fraction=0.0001": ("data.val_fraction=0.0001: ", "; raise"),
     "tokenizer=bpe tokenizer.vocab_size=9": ("tokenizer.vocab_size=9: must be at least 257", ""),
-    "tokenizer=bpe tokenizer.vocab_size=abc": ("tokenizer.vocab_size=abc: ", ""),
     "tokenizer=char train.prompt='#%'": ("train.prompt=#%: ", ""),
-    "train={}": ("train={}: is empty and sets nothing", "leave it out"),
     "runs_dir=": ("runs_dir=: is empty", ""),
-    "hydra.run.dir=": ("hydra.run.dir=: is empty", ""),
     "runs_dir=/proc": ("runs_dir=/proc: No such file or directory", "choose another folder"),
-    "model.dim=1000000": ("model: to train its ", "but it has"),
-    "model.vocab_size=1000000000": ("model: to train its 64,000,", "but it has"),
     "tokenizer=bpe tokenizer.vocab_size=1000000000000": ("tokenizer.vocab_size=1000000000000: must be", ""),
-    "schedule.warmup=200": ("schedule.warmup=200: is a fraction", "from 0 to 1"),
-    "runs_dir=empty.txt": ("runs_dir=empty.txt", ""),
-    "arm=" + 128 * "é": ("arm=ééééé", "use at most 255 letters"),
     "runs_dir=" + 300 * "r": ("runs_dir=rrrr", "File name too long"),
     "hydra/launcher=local_gpus": ("hydra/launcher=local_gpus: starts the runs of a sweep", "--multirun"),
-    "hydra/launcher=slurm estimate=true": ("hydra/launcher=slurm: starts the runs of", "study"),
     "plan=true": ("plan=true: no such key any more; it is called estimate", ""),
 }
 FIXES = ("; ", "must ", "did you mean", "such as")
@@ -557,34 +478,23 @@ def choices(*overrides: str) -> dict[str, str | None]:
 
 
 def test_what_other_programs_call_a_key_leads_to_ours() -> None:
-    for ours, names in {
-        "train.micro_batch_size": ("train.grad_accum", "gradient_accumulation_steps"),
-        "model.hidden_dim": ("model.ffn.hidden_dim", "ffn.hidden_size", "intermediate_size"),
-        "model.dim": ("hidden_size", "model.d_model"),
-        "bias": ("model.bias",),
-    }.items():
-        assert {nearest(name, ()) for name in names} == {ours}
+    names = ("gradient_accumulation_steps", "intermediate_size", "model.d_model", "model.bias")
+    assert [nearest(name, ()) for name in names] == ["train.micro_batch_size", "model.hidden_dim", "model.dim", "bias"]
 
 
 HEADER = "# @package _global_\n"
 BROKEN = {
     "tabs": b"a:\n\tb: 1\n",
-    "an open quote": b'a: "x\n',
     "a key twice": b"seed: 1\nseed: 2\n",
     "a list": f"{HEADER}- a\n".encode(),
     "no UTF-8": b"name: \xff\xfe\n",
-    "an unknown anchor": b"seed: *y\n",
     "itself": f"{HEADER}a: &x {{b: *x}}\n".encode(),
     "itself among its defaults": f"{HEADER}defaults: [e]\n".encode(),
     "nesting without end": f"{HEADER}a: {'[' * 3000}{']' * 3000}\n".encode(),
     "a tag": b"seed: !foo 3\n",
-    "a call": b"seed: !!python/object/apply:os.getpid []\n",
-    "two documents": b"---\nseed: 1\n---\nseed: 2\n",
     "a number": b"3\n",
     "defaults that are none": f"{HEADER}defaults: 3\n".encode(),
     "a header without a package": b"# @package\nseed: 3\n",
-    "half an interpolation": f"{HEADER}seed: ${{seed\n".encode(),
-    "a null key": f"{HEADER}null: 3\n".encode(),
     "NUL": b"a\0b: 1\n",
 }
 
@@ -631,18 +541,14 @@ def test_a_value_that_cannot_be_is_refused_before_any_folder_or_file_is_opened(t
     assert any(fix in message for fix in FIXES), "no fix"
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("data.files=[book.txt]", "no such key here, it belongs to data=text; choose that, or leave this out"),
-        ("tokenizer=hf", "tokenizer.path=???: needs a value, such as tokenizer.path=gpt2"),
-        ("data=text", "data.files=???: needs a value, such as data.files=[book.txt]"),
-    ],
-)
-def test_what_is_missing_is_named_with_an_example(override: str, message: str, command: Command) -> None:
-    ran = command(override)
-    place = "" if "???" in message else f"{override}: "
-    assert (ran.code, ran.err) == (2, f"error: {place}{message}\n")
+def test_what_is_missing_is_named_with_an_example(command: Command) -> None:
+    for override, message in {
+        "data.files=[book.txt]": "data.files=[book.txt]: no such key here, it belongs to data=text; choose that, or ",
+        "tokenizer=hf": "tokenizer.path=???: needs a value, such as tokenizer.path=gpt2\n",
+        "data=text": "data.files=???: needs a value, such as data.files=[book.txt]\n",
+    }.items():
+        ran = command(override)
+        assert (ran.code, ran.err.startswith(f"error: {message}")) == (2, True)
 
 
 def test_a_wrong_key_beside_an_option_of_the_user_s_own_is_reported(command: Command, tmp_path: Path) -> None:
@@ -651,14 +557,6 @@ def test_a_wrong_key_beside_an_option_of_the_user_s_own_is_reported(command: Com
     ran = command("--config-dir", "mine", "norm=my", "model.dmi=3")
     assert ran.code == 2
     assert ran.err.startswith("error: model.dmi=3: no such key (did you mean model.dim?); ")
-
-
-def test_several_devices_in_a_multirun_are_refused(command: Command, tiny: list[str]) -> None:
-    ran = command("--multirun", *tiny, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "seed=1,2")
-    assert ran.code == 2
-    assert "error: trainer.devices=2: hydra/launcher=basic trains on one device" in ran.err
-    assert "set trainer.devices=1, or choose hydra/launcher=local_gpus\n" in ran.err
-    assert not (ran.cwd / "runs").exists()
 
 
 def test_hydra_full_error_shows_where_an_error_came_from(

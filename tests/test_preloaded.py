@@ -1,19 +1,16 @@
 """A fork of the preloaded Python is what a new process would be: what it trains, prints and sees, and how it ends."""
 
-import os
 import re
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import PIPE, Popen, TimeoutExpired
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
 
-from tests.conftest import Ran, RunTrain
 from tests.preloaded import PreloadedPython
-from tests.training.tiny import identical, repeatable, trained_state
 
 SCRIPT = """
 import atexit, os, signal, sys, threading, time
@@ -50,19 +47,6 @@ def test_a_fork_and_a_stand_in_see_print_and_end_as_a_new_process(
         assert outcome(Popen, [preloaded.executable, str(script), end], env=environment, **options) == expected
 
 
-def test_a_fork_can_be_waited_for_and_killed(preloaded: PreloadedPython, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("import time; print('begun', flush=True); time.sleep(600)")
-    process = preloaded.start([str(script)], stdout=PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "begun\n"
-    assert process.poll() is None
-    with pytest.raises(TimeoutExpired):
-        process.wait(0.01)
-    process.kill()
-    assert process.wait() == process.poll() == -9
-
-
 CHAIN = """
 import os, subprocess, sys, time
 print(os.getpid(), os.environ["WORD"], flush=True)
@@ -72,43 +56,18 @@ time.sleep(600)
 """
 
 
-def chain(python: str, environment: dict[str, str], folder: Path) -> "tuple[Popen[str], list[int]]":
-    """A process that has started another, and the pids that each sees."""
-    script = folder / "chain.py"
-    script.write_text(CHAIN)
-    variables = {**environment, "WORD": "here"}
-    process = Popen([python, str(script), "another"], env=variables, stdout=PIPE, stderr=PIPE, text=True)
-    assert process.stdout is not None
-    lines = [process.stdout.readline().split() for _ in range(2)]
-    assert [word for _, word in lines] == ["here", "here"]
-    return process, [int(pid) for pid, _ in lines]
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_a_stand_in_reaches_its_fork_and_what_that_has_started(
     number: signal.Signals, preloaded: PreloadedPython, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    process, pids = chain(preloaded.executable, environment, tmp_path)
-    assert process.pid not in pids, "it was no fork"
+    script = tmp_path / "chain.py"
+    script.write_text(CHAIN)
+    command, variables = [preloaded.executable, str(script), "another"], {**environment, "WORD": "here"}
+    process = Popen(command, env=variables, stdout=PIPE, stderr=PIPE, text=True)
+    assert process.stdout is not None
+    (one, word), (other, same) = (process.stdout.readline().split() for _ in range(2))
+    assert word == same == "here"
+    assert str(process.pid) not in (one, other), "it was no fork"
     process.send_signal(number)
     process.communicate()  # until all have closed their ends of the pipes
     assert process.returncode == -number
-
-
-def test_what_imports_read_otherwise_starts_a_new_process(
-    preloaded: PreloadedPython, environment: dict[str, str], tmp_path: Path
-) -> None:
-    process, pids = chain(preloaded.executable, {**environment, "OMP_NUM_THREADS": "3"}, tmp_path)
-    assert process.pid == pids[0]
-    os.kill(pids[1], signal.SIGKILL)
-    process.kill()
-    process.communicate()
-
-
-def test_a_fork_trains_to_the_same_last_bit_as_a_new_process(
-    finished: Ran, run_train: RunTrain, tiny: list[str]
-) -> None:
-    fork = run_train(*tiny, "logger=all", "train.checkpoint_every=7", "train.micro_batch_size=4")
-    assert (fork.code, fork.err) == (0, "")
-    assert repeatable(fork.run) == repeatable(finished.run)
-    assert identical(trained_state(fork.run), trained_state(finished.run))

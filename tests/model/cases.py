@@ -9,6 +9,10 @@ from torch import Tensor
 from llama_lab.model import Decoder
 from tests.composing import compose_config
 
+# The keys of `model` that each group's options set: the component, and the size that belongs to it.
+GROUPS = {name: [name] for name in ("norm", "block", "position", "attention", "ffn", "embedding", "init")}
+GROUPS["attention"].append("n_kv_heads")
+GROUPS["ffn"].append("hidden_dim")
 LENGTH = 24
 FOUR = ("model.n_layers=4", "attention=gqa")
 WINDOW = ("attention=gqa", "model.attention.window=5")

@@ -93,14 +93,6 @@ def test_plain_causal_attention_reaches_the_kernel_without_a_mask(monkeypatch: p
         decoder("position=alibi")(torch.zeros(1, T, dtype=torch.long))
 
 
-def test_softcap_bounds_the_scores() -> None:
-    query = key = torch.full((1, 1, 2, 4), 100.0)
-    key = key * torch.tensor([1.0, -1.0])[:, None]
-    value = torch.tensor([[[[1.0], [0.0]]]])
-    weight = reference_attention(query, key, value, torch.zeros(2, 2), softcap=1.0)
-    torch.testing.assert_close(weight, torch.full((1, 1, 2, 1), 1 / (1 + math.exp(-2))))
-
-
 def test_heads_that_are_repeated_give_what_shared_ones_give(monkeypatch: pytest.MonkeyPatch) -> None:
     models = [lively("arch=llama3", *more) for more in ([], ["model.attention.window=5"], ["position=alibi"])]
     tokens = torch.arange(24).view(2, 12)

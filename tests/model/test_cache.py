@@ -1,7 +1,7 @@
 """The KV cache: decoding in any chunks and batches equals one forward pass, in the promised bytes."""
 
 import random
-from itertools import combinations, product
+from itertools import product
 
 import pytest
 import torch
@@ -83,11 +83,6 @@ def test_cached_decoding_equals_the_full_forward(overrides: tuple[str, ...]) -> 
         logits = unequal_batch(model, tokens, lengths, static)
         for row, n in enumerate(lengths):
             assert_same_logits(logits[row], expected[row, n - 1 : n - 1 + logits.shape[1]])
-
-
-def test_every_two_parts_meet_in_what_covers_them() -> None:
-    for one, other in combinations(range(len(FACTORS)), 2):
-        assert {(row[one], row[other]) for row in COVER} == {*product(FACTORS[one], FACTORS[other])}
 
 
 @torch.no_grad()
@@ -204,14 +199,9 @@ def test_a_full_cache_refuses_more_tokens_rather_than_forget_the_first() -> None
 
 
 @torch.no_grad()
-def test_a_cache_of_windows_alone_slides_without_end_but_for_learned_positions() -> None:
+def test_a_cache_of_windows_alone_slides_without_end() -> None:
     model, tokens = lively(*WINDOW), torch.arange(70)[None]
     state = model.new_state(1, 8)
     assert {layer.slots for layer in state.layers} == {5}
     logits = torch.cat([model(chunk, state) for chunk in tokens.split([8, 1, 20, *[1] * 41], 1)], 1)
     assert_same_logits(logits, model(tokens))
-    learned = lively(*WINDOW, "position=learned")
-    state = learned.new_state(1)
-    learned(torch.zeros(1, 32, dtype=torch.long), state)
-    with pytest.raises(ValueError, match=r"^max_seq_len=32: learned positions end at 32, not at 33 tokens$"):
-        learned(torch.zeros(1, 1, dtype=torch.long), state)

@@ -71,14 +71,6 @@ def test_xielu_is_apertus_s_with_its_gradients() -> None:
     assert ours.bfloat16()(torch.tensor(points, dtype=torch.bfloat16)).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("option", options("ffn"))
-def test_hidden_dim_is_the_real_width(option: str) -> None:
-    for block in decoder(f"ffn={option}", "model.hidden_dim=52").blocks:
-        shapes = {name: tuple(p.shape) for name, p in block.ffn.named_parameters() if name.endswith("weight")}
-        gate = {"gate.weight": (52, 32)} if option in GATES else {}
-        assert shapes == gate | {"up.weight": (52, 32), "down.weight": (32, 52)}
-
-
 @pytest.mark.parametrize("size", ["nano", "micro", "mini", "small", "gpt2", "pythia_1b", "llama_7b", "llama3_70b"])
 def test_a_gated_model_has_the_parameters_of_an_ungated_one(size: str) -> None:
     shared = (f"size={size}", "model.vocab_size=null")

@@ -120,15 +120,6 @@ def test_a_packed_document_gives_what_it_gives_alone(position: str, kernel: str)
         assert (together - apart).abs().max() <= tolerance * apart.abs().max()
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("position", POSITIONS)
-def test_no_gradient_crosses_a_border(position: str, kernel: str) -> None:
-    for start, end in zip(STARTS, (*STARTS[1:], LENGTH), strict=True):
-        model = model_of(position, Mask(), kernel, END_OF_TEXT)
-        assert influence(model, packed(), slice(start, end)) == [start <= t < end for t in range(LENGTH)]
-    assert any(influence(model_of(position, Mask(), kernel), packed(), slice(14, None))[:14])
-
-
 DECODED = [
     *((position, rule, END_OF_TEXT) for position in POSITIONS for rule in (Mask(), WINDOW, CHUNK)),
     *(("rope", rule, None) for rule in (PREFIX, Mask(window=4, prefix=7), Mask(chunk=5, prefix=7))),

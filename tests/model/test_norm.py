@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
 
-from llama_lab.model.norm import LayerNorm, NoNorm, RMSNorm
+from llama_lab.model.norm import LayerNorm, RMSNorm
 
 X = 3 * torch.randn(4, 5, 12, generator=torch.Generator().manual_seed(0)) + 1
 GAIN, BIAS = torch.randn(2, 12, generator=torch.Generator().manual_seed(1))
@@ -88,7 +88,3 @@ def test_norms_compute_in_float32_whatever_the_dtype(norm: type[nn.Module]) -> N
     exact = ours.float()(x.float())
     assert y.dtype == torch.bfloat16
     assert torch.equal(y, exact.bfloat16())
-
-
-def test_nonorm_is_the_identity() -> None:
-    assert NoNorm(12)(X) is X

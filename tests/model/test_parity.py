@@ -4,7 +4,7 @@ A family is a tiny random model of theirs, the overrides that compose ours, and 
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -272,15 +272,6 @@ FAMILIES = {
         "ffn=gelu_bias position=sinusoidal_concatenated model.embedding.scale=1",
     ),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small gain nothing from a second thread, and wait for it long on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def our_model(family: Family, *overrides: str) -> Decoder:

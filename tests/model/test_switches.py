@@ -14,17 +14,9 @@ from llama_lab.model import measure_cost
 from llama_lab.training.prepare import check_complete
 from llama_lab.util.errors import ConfigError
 from tests.composing import END_OF_TEXT, compose_config, decoder, kinds, options
+from tests.model.cases import GROUPS
 
-# What a group's options set: the component, and the size that belongs to it.
-NODES = {
-    "norm": ["model.norm"],
-    "block": ["model.block"],
-    "position": ["model.position"],
-    "attention": ["model.attention", "model.n_kv_heads"],
-    "ffn": ["model.ffn", "model.hidden_dim"],
-    "embedding": ["model.embedding"],
-    "init": ["model.init"],
-}
+NODES = {group: [f"model.{key}" for key in keys] for group, keys in GROUPS.items()}
 # Long enough for every bucket of relative positions, and heads wide enough for scalings to choose among frequencies.
 LENGTH = 256
 BASE = ("size=pico", f"model.max_seq_len={LENGTH}", "model.head_dim=64")
@@ -160,10 +152,7 @@ REFUSED = [
     ("attention=gqa model.n_kv_heads=3", "model.n_kv_heads=3: does not divide n_heads=4; choose one of 1, 2"),
     ("attention=mqa model.n_kv_heads=4", "model.n_kv_heads=4: attention=mqa has one kv head; leave"),
     ("attention=mha model.n_kv_heads=2", "model.n_kv_heads=2: attention=mha has one kv head per head, 4"),
-    (
-        "attention=mla model.n_kv_heads=2",
-        "model.n_kv_heads=2: attention=mla has keys and values for each head, 4;",
-    ),
+    ("attention=mla model.n_kv_heads=2", "model.n_kv_heads=2: attention=mla has keys and values for each head, 4;"),
     ("model.head_dim=7", "model.position.fraction=1.0: turns 7 of head_dim=7 dimensions, but the"),
     ("model.position.fraction=0", "model.position.fraction=0: turns 0 of head_dim=8 dimensions"),
     ("model.position.fraction=1.5", "model.position.fraction=1.5: turns 12 of head_dim=8 dimensions"),
@@ -172,16 +161,10 @@ REFUSED = [
     ("position=relative model.position.n_buckets=1", "model.position.n_buckets=1: must be"),
     ("position=shaw model.position.clip=0", "model.position.clip=0: must be positive"),
     ("position=shaw .kernel=sdpa", ".kernel=sdpa: it cannot add to keys and values, as position=shaw"),
-    (
-        "position=shaw attention=mla",
-        "model.attention=llama_lab.model.latent_attention.LatentAttention: adds no",
-    ),
+    ("position=shaw attention=mla", "model.attention=llama_lab.model.latent_attention.LatentAttention: adds no"),
     ("position=rope_linear model.position.scaling.factor=0", "model.position.scaling.factor=0: must be positive"),
     ("position=rope_yarn model.position.scaling.beta_slow=0", "model.position.scaling.beta_slow=0: must be positive"),
-    (
-        "position=rope_llama3 model.position.scaling.low_freq_factor=-1",
-        "model.position.scaling.low_freq_factor=-1: mu",
-    ),
+    ("position=rope_llama3 model.position.scaling.low_freq_factor=-1", "model.position.scaling.low_freq_factor=-1: mu"),
     (f"{LONG_FACTORS}=[1,2,3]", "model.position.scaling.long_factors: has 3 numbers for 4 frequencies; give all"),
     (f"{LONG_FACTORS}=[1,0,1,1]", "model.position.scaling.long_factors=0: must be positive"),
     (".window=32", ".window=32: hides nothing at model.max_seq_len=32"),
@@ -191,10 +174,7 @@ REFUSED = [
     (".chunk=0", ".chunk=0: must be at least 1, or null for none"),
     (".prefix=1", ".prefix=1: must be at least 2, or null for none"),
     (".prefix=32", ".prefix=32: max_seq_len=32 ends there; make it"),
-    (
-        ".prefix=4 data.document_mask=true",
-        ".prefix=4: with documents, sequences would predict unequally many tokens",
-    ),
+    (".prefix=4 data.document_mask=true", ".prefix=4: with documents, sequences would predict unequally many tokens"),
     (".qk_norm=heads", ".qk_norm=heads: unknown; choose head, projection or"),
     (".qk_norm=head norm=none", ".qk_norm=head: the model's norm does"),
     (".qk_gain=heads", ".qk_norm=null: qk_gain, qk_bias and qk_norm_rotated need"),
@@ -222,10 +202,7 @@ REFUSED = [
     ("attention=mla .kernel=flash", ".kernel=flash: unknown;"),
     ("attention=mla norm=none .latent_eps=0.1", ".latent_eps=0.1: the model's norm has no eps"),
     ("attention=mla norm=rmsnorm .latent_eps=0", ".latent_eps=0: must "),
-    (
-        "norm=layernorm model.norm.gain=false",
-        "model.norm.bias=true: a norm without a gain has none; set norm.gain",
-    ),
+    ("norm=layernorm model.norm.gain=false", "model.norm.bias=true: a norm without a gain has none; set norm.gain"),
     ("norm=rmsnorm_offset model.norm.gain=false", "model.norm.unit_offset=true: a norm without a gain has none; set"),
     ("embedding=tied_norm norm=none", "model.embedding.norm_input=true: the model's norm does nothing"),
     ("model.embedding.logit_softcap=-1", "model.embedding.logit_softcap=-1: must be"),

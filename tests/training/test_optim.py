@@ -2,12 +2,13 @@
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from llama_lab.config.components import build
@@ -43,67 +44,55 @@ def test_matrices_and_tables_decay_and_norms_and_biases_do_not(arch: str, optimi
     assert by_decay == {}
 
 
-def steps_by_hand(
-    optimizer: torch.optim.Optimizer, model: Decoder, update: Callable[[int, str, Tensor, Tensor], Tensor]
-) -> None:
-    """Three steps, each against `update`, which has the step, a name, the parameter and its gradient."""
-    by_hand = {name: p.detach().clone() for name, p in model.named_parameters()}
+def assert_same_steps(optimizer: torch.optim.Optimizer, model: Decoder, others: Sequence[Any], copied: Decoder) -> None:
+    """Three steps of equal gradients leave the weights that the other optimizers leave in a copy, to the last bit."""
     generator = torch.Generator().manual_seed(0)
-    for step in (1, 2, 3):
-        for name, p in model.named_parameters():
-            p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64)
-            by_hand[name] = update(step, name, by_hand[name], p.grad)
-        optimizer.step()
-        for name, p in model.named_parameters():
-            torch.testing.assert_close(p.detach(), by_hand[name], rtol=1e-12, atol=1e-12, msg=name)
+    for _ in range(3):
+        for p, q in zip(model.parameters(), copied.parameters(), strict=True):
+            p.grad = torch.randn(p.shape, generator=generator)
+            q.grad = p.grad.clone()
+        for each in (optimizer, *others):
+            each.step()
+        torch.testing.assert_close(model.state_dict(), copied.state_dict(), rtol=0, atol=0)
 
 
-def decay_of(p: Tensor) -> float:
-    return 0.3 if p.ndim == 2 else 0.0
+BETAS = {"lr": 3e-3, "betas": (0.8, 0.95), "eps": 1e-6, "fused": True}
+MOMENTUM = {"lr": 0.02, "momentum": 0.7, "weight_decay": 0.3}
 
 
-@pytest.mark.parametrize("decoupled", [False, True])
-def test_steps_of_adam_and_adamw_are_those_written_by_hand_in_float64(decoupled: bool) -> None:
-    model = decoder("arch=gpt2").double()
-    mean: dict[str, Tensor] = {}
-    square: dict[str, Tensor] = {}
-    lr, beta1, beta2, eps = (SETTINGS[key] for key in ("lr", "beta1", "beta2", "eps"))
-
-    def update(step: int, name: str, p: Tensor, g: Tensor) -> Tensor:
-        if not decoupled:
-            g = g + decay_of(p) * p
-        mean[name] = beta1 * mean.get(name, torch.zeros_like(p)) + (1 - beta1) * g
-        square[name] = beta2 * square.get(name, torch.zeros_like(p)) + (1 - beta2) * g**2
-        unbiased_mean, unbiased_square = mean[name] / (1 - beta1**step), square[name] / (1 - beta2**step)
-        decay = decay_of(p) if decoupled else 0.0
-        return p - lr * (unbiased_mean / (unbiased_square.sqrt() + eps) + decay * p)
-
-    steps_by_hand((adamw if decoupled else adam)(model, **SETTINGS), model, update)
-
-
-@pytest.mark.parametrize("nesterov", [False, True])
-def test_steps_of_sgd_are_those_written_by_hand_in_float64(nesterov: bool) -> None:
-    model = decoder("arch=gpt2").double()
-    velocity: dict[str, Tensor] = {}
-
-    def update(step: int, name: str, p: Tensor, g: Tensor) -> Tensor:
-        g = g + decay_of(p) * p
-        velocity[name] = g if step == 1 else 0.7 * velocity[name] + g
-        return p - 0.02 * (g + 0.7 * velocity[name] if nesterov else velocity[name])
-
-    steps_by_hand(sgd(model, lr=0.02, momentum=0.7, nesterov=nesterov, weight_decay=0.3), model, update)
+@pytest.mark.parametrize(
+    ("ours", "settings", "theirs", "their_settings"),
+    [
+        (adam, SETTINGS, torch.optim.Adam, BETAS),
+        (adamw, SETTINGS, torch.optim.AdamW, BETAS),
+        (sgd, MOMENTUM | {"nesterov": False}, torch.optim.SGD, {"lr": 0.02, "momentum": 0.7}),
+        (sgd, MOMENTUM | {"nesterov": True}, torch.optim.SGD, {"lr": 0.02, "momentum": 0.7, "nesterov": True}),
+    ],
+)
+def test_steps_of_adam_adamw_and_sgd_are_pytorch_s_whose_decay_is_of_matrices_alone(
+    ours: Callable[..., Any], settings: dict[str, Any], theirs: Callable[..., Any], their_settings: dict[str, Any]
+) -> None:
+    model, copied = decoder("arch=gpt2"), decoder("arch=gpt2")
+    others = [
+        theirs([p for p in copied.parameters() if (p.ndim > 1) == decays], weight_decay=0.3 * decays, **their_settings)
+        for decays in (True, False)
+    ]
+    assert_same_steps(ours(model, **settings), model, others, copied)
 
 
 def test_steps_of_lion_are_those_written_by_hand_in_float64() -> None:
-    model = decoder("arch=gpt2").double()
-    mean: dict[str, Tensor] = {}
-
-    def update(step: int, name: str, p: Tensor, g: Tensor) -> Tensor:
-        before = mean.get(name, torch.zeros_like(p))
-        mean[name] = 0.95 * before + 0.05 * g
-        return p - 1e-3 * ((0.8 * before + 0.2 * g).sign() + decay_of(p) * p)
-
-    steps_by_hand(lion(model, lr=1e-3, beta1=0.8, beta2=0.95, weight_decay=0.3), model, update)
+    model, generator = decoder("arch=gpt2").double(), torch.Generator().manual_seed(0)
+    optimizer = lion(model, lr=1e-3, beta1=0.8, beta2=0.95, weight_decay=0.3)
+    by_hand = {name: p.detach().clone() for name, p in model.named_parameters()}
+    mean = {name: torch.zeros_like(p) for name, p in by_hand.items()}
+    for _ in range(3):
+        for name, p in model.named_parameters():
+            g = p.grad = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            decay = 0.3 if p.ndim == 2 else 0.0
+            update = (0.8 * mean[name] + 0.2 * g).sign() + decay * by_hand[name]
+            mean[name], by_hand[name] = 0.95 * mean[name] + 0.05 * g, by_hand[name] - 1e-3 * update
+        optimizer.step()
+        torch.testing.assert_close(dict(model.named_parameters()), by_hand, rtol=1e-12, atol=1e-12)
 
 
 MUON = {**SETTINGS, "momentum": 0.9, "nesterov": True, "newton_schulz_steps": 5}
@@ -121,16 +110,9 @@ def test_muon_s_step_is_pytorch_s_for_matrices_of_blocks_and_adamw_s_for_the_res
         torch.optim.AdamW([p for p in rest if p.ndim < 2], 3e-3, (0.8, 0.95), 1e-6, 0.0, fused=True),
     ]
     joint = muon(ours, **MUON)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(3):
-        before = copy.deepcopy(ours.state_dict())
-        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
-            p.grad = torch.randn(p.shape, generator=generator)
-            q.grad = p.grad.clone()
-        joint.step()
-        for part in parts:
-            part.step()
-        torch.testing.assert_close(ours.state_dict(), theirs.state_dict(), rtol=0, atol=0)
+    assert_same_steps(joint, ours, parts, theirs)
+    before = copy.deepcopy(ours.state_dict())
+    joint.step()
     for name in matrices:
         weight = before[f"{name}.weight"]
         update = (weight * (1 - 3e-3 * 0.3) - ours.state_dict()[f"{name}.weight"]) / 3e-3

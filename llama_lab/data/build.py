@@ -7,9 +7,8 @@ import hashlib
 import math
 import time
 from array import array
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -46,8 +45,7 @@ Document = tuple[str, int]
 DROPPED, TRAIN, VAL, UNREAD = 0, 1, 2, 3
 
 _DIGEST_BYTES = 16
-_BATCH_CHARS = 1 << 20  # of text per batch, with some 50 MB of encodings
-_BATCHES = 4  # tokenised at once: enough to occupy all cores while others are read and written
+_BATCH_CHARS = 1 << 20  # of text encoded at once, on all cores; some 50 MB of encodings
 _BYTES_PER_TOKEN = 8  # more than in most texts
 _STREAMS = {TRAIN: "train.bin", VAL: "val.bin"}
 VAL_HALVES = "val_halves.bin"  # the index in HALVES of each predicted token of val.bin, one byte
@@ -200,7 +198,7 @@ def survey_source(source: Source, val_fraction: float | None, progress: ReportPr
         raw += _digest(data)
         sizes.append(len(data))
     digests = np.frombuffer(raw, dtype=f"S{_DIGEST_BYTES}")
-    splits = official_splits(digests, to_train_on) if val_fraction is None else assign_splits(digests, val_fraction)
+    splits = assign_splits(digests, to_train_on, val_fraction)
     return Survey(source, progress, digests, np.frombuffer(sizes, dtype=np.int64), splits)
 
 
@@ -209,42 +207,32 @@ def _validation(source: Source) -> Iterable[str]:
     return getattr(source, "validation", None) or ()
 
 
-def official_splits(digests: Digests, to_train_on: int) -> Splits:
-    """Return DROPPED, TRAIN or VAL for each document; the first `to_train_on` are to train on, the others to validate.
-
-    Of a document in both, the copy to train on is dropped, so that the validation split stays as it was published.
-    Raises ConfigError if a split would be empty.
-    """
-    validation_first = np.roll(np.arange(len(digests)), -to_train_on)
-    _, first_copies = np.unique(digests[validation_first], return_index=True)
-    splits = np.full(len(digests), DROPPED, dtype=np.uint8)
-    kept = validation_first[first_copies]
-    splits[kept] = np.where(kept < to_train_on, TRAIN, VAL)
-    splits[digests == _digest(b"")] = DROPPED
-    for split, key in ((TRAIN, "data.split"), (VAL, "data.val_split")):
-        if not (splits == split).any():
-            raise ConfigError(f"{key}: has no documents, or only copies of those of the other split; name another")
-    return splits
-
-
-def assign_splits(digests: Digests, val_fraction: float) -> Splits:
+def assign_splits(digests: Digests, to_train_on: int, val_fraction: float | None) -> Splits:
     """Return DROPPED, TRAIN or VAL for each document.
 
-    A document is for validation if the first eight bytes of its hash, as a number in [0, 1), are below `val_fraction`:
-    this depends on its text alone. A split that would be empty gets the document closest to the threshold.
-    Raises ConfigError if there are fewer than two distinct documents.
+    val_fraction: a document is for validation if the first eight bytes of its hash, as a number in [0, 1), are below
+    this, so by its text alone; a split that would be empty gets the document closest to the threshold. None: the
+    first `to_train_on` documents are to train on, the others to validate on; of a document in both, the copy to train
+    on is dropped, so that validation stays as it was published. Raises ConfigError if a split would be empty.
     """
+    validation_first = np.roll(np.arange(len(digests)), -to_train_on)
     kept = np.zeros(len(digests), dtype=bool)
-    kept[np.unique(digests, return_index=True)[1]] = True
+    kept[validation_first[np.unique(digests[validation_first], return_index=True)[1]]] = True
     kept &= digests != _digest(b"")
-    if kept.sum() < 2:
-        raise ConfigError(
-            f"data.val_fraction={val_fraction}: training and validation need a document each, and the text has "
-            f"{kept.sum()} distinct one(s); add text, or cut a text file finer with a lower data.document_chars"
-        )
-    fractions = (_words(digests)[:, 0] >> np.uint64(11)).astype(np.float64) / 2**53  # a float holds 53 bits exactly
-    threshold = np.clip(val_fraction, np.nextafter(fractions[kept].min(), 1), fractions[kept].max())
-    return np.where(kept, np.where(fractions < threshold, VAL, TRAIN), DROPPED).astype(np.uint8)
+    if val_fraction is None:
+        is_val = np.arange(len(digests)) >= to_train_on
+        for key, split in (("data.split", ~is_val), ("data.val_split", is_val)):
+            if not (kept & split).any():
+                raise ConfigError(f"{key}: has no documents, or only copies of those of the other split; name another")
+    else:
+        if kept.sum() < 2:
+            raise ConfigError(
+                f"data.val_fraction={val_fraction}: training and validation need a document each, and the text has "
+                f"{kept.sum()} distinct one(s); add text, or cut a text file finer with a lower data.document_chars"
+            )
+        fractions = (_words(digests)[:, 0] >> np.uint64(11)).astype(np.float64) / 2**53  # a float holds 53 bits exactly
+        is_val = fractions < np.clip(val_fraction, np.nextafter(fractions[kept].min(), 1), fractions[kept].max())
+    return np.where(kept, np.where(is_val, VAL, TRAIN), DROPPED).astype(np.uint8)
 
 
 def _words(digests: Digests) -> npt.NDArray[np.uint64]:
@@ -285,11 +273,21 @@ def _write_streams(
     all, and at least one. Their lengths are known only after encoding, so somewhat more documents are encoded.
     """
     tokens = np.zeros(len(survey.splits), dtype=np.int64)
+    eot = np.array([tokenizer.eot_id], dtype).tobytes()
 
     def write(positions: Positions, *splits: int) -> None:
-        positions = np.sort(positions)
-        paths = {split: folder / _STREAMS[split] for split in splits}
-        tokens[positions] = _write_documents(survey.read(positions, "tokenising"), paths, tokenizer, dtype)
+        """Write `[eot] document [eot] document [eot]` for each split: every token but the first is predicted."""
+        counts = array("q")  # a fifth of the memory of a list
+        with ExitStack() as stack:
+            files = {split: stack.enter_context((folder / _STREAMS[split]).open("wb")) for split in splits}
+            for file in files.values():
+                file.write(eot)
+            for batch in _batches(survey.read(positions, "tokenising")):
+                ids_of = tokenizer.encode_batch([text for text, _ in batch])
+                for (_, split), ids in zip(batch, ids_of, strict=True):
+                    files[split].write(np.array(ids, dtype).tobytes() + eot)
+                    counts.append(len(ids) + 1)
+        tokens[np.sort(positions)] = counts
 
     held_out, limit = survey.held_out, math.inf if val_tokens is None else val_tokens
     candidates = _prefix(held_out, survey.sizes, limit * _BYTES_PER_TOKEN)
@@ -305,41 +303,6 @@ def _write_streams(
         kept = np.concatenate([[True], np.repeat(splits[written] == VAL, tokens[written])])
         np.fromfile(folder / _STREAMS[VAL], dtype)[kept].tofile(folder / _STREAMS[VAL])
     return replace(survey, splits=splits), tokens
-
-
-def _write_documents(
-    documents: Iterable[Document], paths: dict[int, Path], tokenizer: TextTokenizer, dtype: np.dtype
-) -> Counts:
-    """Write the stream of each split in `paths`; return each document's tokens, its end-of-text token included.
-
-    A stream is `[eot] document [eot] document [eot]`, so that every token but the first is predicted. Batches are
-    encoded in threads, which release the GIL while others are read and written.
-    """
-    eot = tokenizer.eot_id
-    tokens = array("q")  # a fifth of the memory of a list
-
-    def encode(batch: list[Document]) -> list[tuple[int, bytes]]:
-        texts, splits = zip(*batch, strict=True)
-        ids = (np.array([*own, eot], dtype).tobytes() for own in tokenizer.encode_batch(texts))
-        return [*zip(splits, ids, strict=True)]
-
-    def encoded_batches() -> Iterator[list[tuple[int, bytes]]]:
-        pending: deque[Future[list[tuple[int, bytes]]]] = deque()  # `pool.map` would take all of them ahead
-        for batch in _batches(documents):
-            pending.append(pool.submit(encode, batch))
-            if len(pending) > _BATCHES:
-                yield pending.popleft().result()
-        yield from (future.result() for future in pending)
-
-    with ExitStack() as stack:
-        files = {split: stack.enter_context(path.open("wb")) for split, path in paths.items()}
-        for file in files.values():
-            file.write(np.array([eot], dtype).tobytes())
-        pool = stack.enter_context(ThreadPoolExecutor(_BATCHES))
-        for split, stored in chain.from_iterable(encoded_batches()):
-            files[split].write(stored)
-            tokens.append(len(stored) // dtype.itemsize)
-    return np.frombuffer(tokens, dtype=np.int64)
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

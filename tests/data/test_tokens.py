@@ -188,14 +188,6 @@ def test_the_tokenizer_learns_from_as_much_training_text_as_it_is_bound_to_by_ha
     assert 5000 <= len("".join(learnt).encode()) < 5500
 
 
-def test_the_sample_has_nothing_to_do_with_how_near_to_validation_a_document_is(tmp_path: Path) -> None:
-    texts = sentences(2000)
-    bpe = BPETokenizer(vocab_size=300, sample_bytes=Documents(texts).total_bytes() // 4)
-    survey = build_module.survey_source(Documents(texts), 0.2, lambda *_: None)
-    fractions = build_module._words(survey.digests)[:, 0] / 2.0**64
-    assert fractions[survey.sample(bpe)].mean() == pytest.approx(0.6, abs=0.03)  # the middle of 0.2 to 1
-
-
 # What is recorded
 
 

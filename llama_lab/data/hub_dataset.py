@@ -173,6 +173,7 @@ class HubDataset:
                     return
 
     def _documents(self, split: str) -> Iterator[str]:
+        import fsspec
         from datasets.packaged_modules.text.text import Text
 
         if self._is_saved:
@@ -187,8 +188,9 @@ class HubDataset:
             if self.document_start is not None:
                 key = f"data.document_start={self.document_start}"
                 raise ConfigError(f"{key}: joins rows, and plain text has none; leave it out")
-            for blocks in map(_read_text, known[split]):
-                yield from ("".join(blocks),) if self.document_chars is None else cut(blocks, self.document_chars)
+            for file in known[split]:
+                with fsspec.open(file, "rt", encoding="utf-8-sig", newline="", compression="infer") as opened:
+                    yield from cut(read_blocks(opened, f"data.data_files=[{file}]"), self.document_chars)
             return
         stream = known[split].to_iterable_dataset() if self._is_saved else self._builder.as_streaming_dataset(split)
         places = ((f"row {number}", row) for number, row in enumerate(stream, 1))
@@ -248,14 +250,6 @@ def join_rows(rows: Iterable[str], start: re.Pattern[str]) -> Iterator[str]:
             parts = []
         parts.append(row)
     yield "".join(parts)
-
-
-def _read_text(file: str) -> Iterator[str]:
-    """A text file in blocks, wherever it is, and unpacked if its name says so."""
-    import fsspec
-
-    with fsspec.open(file, "rt", encoding="utf-8-sig", newline="", compression="infer") as opened:
-        yield from read_blocks(opened, f"data.data_files=[{file}]")
 
 
 def _library() -> Any:

@@ -143,23 +143,16 @@ class MixedDataset(TextDataset):
                 part.require_train_windows(seq_len, ceil(self.shares[name] * batch_size))
             except ConfigError as error:
                 raise ConfigError(f"data.mix.{name}: {error}") from None
-        self.require_val_window(seq_len)
-
-    def require_val_window(self, seq_len: int) -> None:
-        """Raise ConfigError unless the parts' validation texts have a window of `seq_len` tokens, and each has any."""
-        for name, part in self.parts.items():
             if not part.index.val.tokens:
                 problem = f"has no validation text in the {self.half} half of its documents"
                 raise ConfigError(f"data.mix.{name}: {problem}; raise data.val_tokens, add text{UNDIVIDED}")
-        if (tokens := self.index.val.tokens) < seq_len:
-            whole = [name for name, part in self.parts.items() if not part.index.unread]  # these bound the others
-            remedy = f"add text to {conjoin(whole)}" if whole else "raise data.val_tokens"
-            halves = f"'s halves for {self.half}" if self.half else "s"
-            raise ConfigError(
-                f"model.max_seq_len={seq_len}: the validation text{halves} have {tokens} tokens in the shares of "
-                f"data.mix and one window needs {seq_len}; {remedy} or lower model.max_seq_len"
-                f"{UNDIVIDED if self.half else ''}"
-            )
+        self.require_val_window(seq_len)
+
+    def val_bound(self, seq_len: int) -> tuple[str, str]:
+        """The window, since the validation texts have the shares of the mixture, and which of them bound the others."""
+        whole = [name for name, part in self.parts.items() if not part.index.unread]
+        remedy = f"add text to {conjoin(whole)}" if whole else "raise data.val_tokens"
+        return f"model.max_seq_len={seq_len}", remedy
 
 
 @dataclass(frozen=True)

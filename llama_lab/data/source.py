@@ -9,6 +9,7 @@ import sysconfig
 from abc import ABC, abstractmethod
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -119,6 +120,7 @@ class StandardLibrary(_Files):
 TEXT_FIELD = "text"
 
 
+@dataclass(eq=False)
 class TextFiles(_Files):
     """Local files: `.parquet` and `.json`/`.jsonl` hold one document per row, any other file is UTF-8 text.
 
@@ -132,40 +134,38 @@ class TextFiles(_Files):
     Raises ConfigError, on first use, for a file that cannot be read as text, and for a `text_field` that no file has.
     """
 
-    def __init__(
-        self, files: str | Iterable[str], text_field: str = TEXT_FIELD, document_chars: int | None = 16384
-    ) -> None:
-        if document_chars is not None and document_chars < 1:
-            raise ConfigError(f"data.document_chars={document_chars}: must be at least 1, or null for whole files")
-        self._patterns = [files] if isinstance(files, str) else list(files)
-        self._text_field = text_field
-        self._document_chars = document_chars
-        self._settings = f"text {text_field} {document_chars}"
+    files: str | Iterable[str]
+    text_field: str = TEXT_FIELD
+    document_chars: int | None = 16384
+
+    def __post_init__(self) -> None:
+        if self.document_chars is not None and self.document_chars < 1:
+            raise ConfigError(f"data.document_chars={self.document_chars}: must be at least 1, or null for whole files")
+        self._settings = f"text {self.text_field} {self.document_chars}"
 
     def documents(self) -> Iterator[str]:
         """Read every document of every file, in the order of `files`; a pattern's own files are sorted."""
         for path in self._paths:
-            if path.suffix.lower() in _ROW_FORMATS:
-                rows = _parquet_rows(path) if path.suffix.lower() == ".parquet" else _json_rows(path)
+            if read_rows := _ROW_READERS.get(path.suffix.lower()):
                 no_rows = f"data.files=[{path}]: the file has no rows; leave it out"
-                yield from row_texts(rows, self._text_field, str(path), no_rows)
-            elif self._document_chars is None:
-                yield "".join(_read_text(path))
-            else:
-                yield from cut(_read_text(path), self._document_chars)
+                yield from row_texts(read_rows(path), self.text_field, str(path), no_rows)
+            else:  # without newline translation, so that the model sees the file's bytes
+                with path.open(encoding="utf-8-sig", newline="") as file:
+                    yield from cut(read_blocks(file, f"data.files=[{path}]"), self.document_chars)
 
     @cached_property
     def _paths(self) -> list[Path]:
-        if not self._patterns:
+        patterns = [self.files] if isinstance(self.files, str) else self.files
+        paths = list(dict.fromkeys(path for pattern in patterns for path in _expand(pattern)))
+        if not paths:
             raise ConfigError("data.files=[]: no files given; name at least one, such as data.files=[book.txt]")
-        paths = dict.fromkeys(path for pattern in self._patterns for path in _expand(pattern))
         for path in paths:
             if path.stat().st_size == 0:
                 raise ConfigError(f"data.files=[{path}]: the file is empty; leave it out")
-        if self._text_field != TEXT_FIELD and not any(path.suffix.lower() in _ROW_FORMATS for path in paths):
+        if self.text_field != TEXT_FIELD and not any(path.suffix.lower() in _ROW_READERS for path in paths):
             problem = "names a field of rows, and none of data.files is a .jsonl, .json or .parquet file"
-            raise ConfigError(f"data.text_field={self._text_field}: {problem}; leave it out")
-        return list(paths)
+            raise ConfigError(f"data.text_field={self.text_field}: {problem}; leave it out")
+        return paths
 
 
 def _expand(pattern: str) -> list[Path]:
@@ -179,12 +179,6 @@ def _expand(pattern: str) -> list[Path]:
         problem = "the pattern matches no file" if glob.has_magic(pattern) else "no such file"
         raise ConfigError(f"data.files=[{pattern}]: {problem}; paths are relative to {os.getcwd()}")
     return found
-
-
-def _read_text(path: Path) -> Iterator[str]:
-    """The file's text in blocks, without newline translation, so that the model sees the file's bytes."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        yield from read_blocks(file, f"data.files=[{path}]")
 
 
 def read_blocks(file: IO[str], setting: str) -> Iterator[str]:
@@ -202,16 +196,16 @@ def read_blocks(file: IO[str], setting: str) -> Iterator[str]:
 _BLOCK_CHARS = 1 << 20
 
 
-def cut(blocks: Iterable[str], size: int) -> Iterator[str]:
-    """Cut a text into pieces of at most `size` characters; their concatenation is the text.
+def cut(blocks: Iterable[str], size: int | None) -> Iterator[str]:
+    """Cut a text into pieces of at most `size` characters; their concatenation is the text. None: leave it whole.
 
     Each ends at the last end of a paragraph, else of a line, else of a word in its second half.
     """
     rest = ""
-    for block in blocks:
+    for block in ["".join(blocks)] if size is None else blocks:
         rest += block
         start = 0
-        while len(rest) - start > size:
+        while size is not None and len(rest) - start > size:
             first, last = start + (size + 1) // 2, start + size
             breaks = ((rest.rfind(mark, first, last), mark) for mark in ("\n\n", "\n", " "))
             end = next((place + len(mark) for place, mark in breaks if place >= 0), last)
@@ -219,9 +213,6 @@ def cut(blocks: Iterable[str], size: int) -> Iterator[str]:
             start = end
         rest = rest[start:]
     yield rest
-
-
-_ROW_FORMATS = {".json", ".jsonl", ".parquet"}
 
 
 def row_texts(
@@ -289,3 +280,6 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
     except ArrowException as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file ({reason}); fix it") from error
+
+
+_ROW_READERS = {".json": _json_rows, ".jsonl": _json_rows, ".parquet": _parquet_rows}

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -37,13 +38,18 @@ class TextTokenizer:
     vocabulary_from: ClassVar[VocabularyFrom] = "nothing"
 
     def __init__(self, tokenizer: Tokenizer, end_of_text: str | None = None):
-        self.end_of_text = end_of_text = end_of_text or _only_end_of_text(tokenizer)
+        special = [token.content for _, token in sorted(tokenizer.get_added_tokens_decoder().items()) if token.special]
+        if not end_of_text:
+            has_ours = END_OF_TEXT in special or (not special and tokenizer.token_to_id(END_OF_TEXT) is not None)
+            if not has_ours and len(special) != 1:
+                raise ValueError(f"which token ends a text is not known; name one of {special or 'its vocabulary'}")
+            end_of_text = END_OF_TEXT if has_ours else special[0]
         eot_id = tokenizer.token_to_id(end_of_text)
         if eot_id is None:
-            raise ValueError(f"the tokenizer has no token {end_of_text!r}; its special tokens: {_special(tokenizer)}")
-        if end_of_text not in _special(tokenizer):
+            raise ValueError(f"the tokenizer has no token {end_of_text!r}; its special tokens: {special}")
+        if end_of_text not in special:
             tokenizer.add_special_tokens([end_of_text])  # keeps its id
-        self.eot_id = eot_id
+        self.end_of_text, self.eot_id = end_of_text, eot_id
         self._tokenizer = tokenizer
         # A tokenizer.json may ask for these, but a document is encoded whole.
         tokenizer.no_truncation()
@@ -94,15 +100,16 @@ class TextTokenizer:
         try:
             encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as error:  # tokenizers raises nothing more specific
-            if isinstance(self._tokenizer.model, models.WordLevel):
-                words = sorted({word for text in texts for word in text.split()} - self._tokenizer.get_vocab().keys())
-                problem = f"{', '.join(words)} is no symbol of this probe; separate its symbols by spaces"
-                raise ConfigError(f"tokenizer=symbols: {problem}") from error
-            unknown = "".join(sorted(set().union(*texts) - self._tokenizer.get_vocab().keys()))
+            of_probe = isinstance(self._tokenizer.model, models.WordLevel)
+            pieces = {piece for text in texts for piece in (text.split() if of_probe else text)}
+            unknown = sorted(pieces - self._tokenizer.get_vocab().keys())
             if not unknown:
                 raise
-            advice = "leave out what the text it was trained on has not, or use tokenizer=byte or tokenizer=bpe"
-            raise ConfigError(f"tokenizer=char: no id for {unknown!r}; {advice}") from error
+            problem = f"symbols: {', '.join(unknown)} is no symbol of this probe; separate its symbols by spaces"
+            if not of_probe:
+                advice = "leave out what the text it was trained on has not, or use tokenizer=byte or tokenizer=bpe"
+                problem = f"char: no id for {''.join(unknown)!r}; {advice}"
+            raise ConfigError(f"tokenizer={problem}") from error
         encoded = ((text, encoding.ids) for text, encoding in zip(texts, encodings, strict=True))
         return [self._encode_in_parts(text) if self.eot_id in ids else ids for text, ids in encoded]
 
@@ -165,19 +172,6 @@ def _check_bounds(path: Path) -> None:
         json.loads(path.read_bytes(), object_hook=check)
 
 
-def _only_end_of_text(tokenizer: Tokenizer) -> str:
-    special = _special(tokenizer)
-    if END_OF_TEXT in special or (not special and tokenizer.token_to_id(END_OF_TEXT) is not None):
-        return END_OF_TEXT
-    if len(special) != 1:
-        raise ValueError(f"which token ends a text is not known; name one of {special or 'its vocabulary'}")
-    return special[0]
-
-
-def _special(tokenizer: Tokenizer) -> list[str]:
-    return [token.content for _, token in sorted(tokenizer.get_added_tokens_decoder().items()) if token.special]
-
-
 class TokenizerFactory(Protocol):
     """The object that `tokenizer=` selects: a dataclass whose name and fields determine the trained tokenizer.
 
@@ -209,9 +203,8 @@ class ByteTokenizer:
         """Return the tokenizer; `documents` are not read, as the vocabulary is fixed."""
         # In a byte-level vocabulary, printable bytes are their Latin-1 characters, the others those from 256 on.
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        vocabulary = {character: ord(character) for character in alphabet if ord(character) < 256}
-        others = sorted(set(range(256)) - set(vocabulary.values()))
-        vocabulary |= dict(zip(alphabet[len(vocabulary) :], others, strict=True))
+        printable = [ord(character) for character in alphabet if ord(character) < 256]
+        vocabulary = dict(zip(alphabet, [*printable, *sorted({*range(256)} - {*printable})], strict=True))
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -226,10 +219,7 @@ class CharTokenizer:
 
     def train(self, documents: Iterator[str]) -> TextTokenizer:
         """Collect the characters of `documents`. Encoding any other character raises ConfigError."""
-        characters: set[str] = set()
-        for document in documents:
-            characters.update(document)
-        vocabulary = {character: i for i, character in enumerate(sorted(characters))}
+        vocabulary = {character: i for i, character in enumerate(sorted({*chain.from_iterable(documents)}))}
         # An unk_token that is not in the vocabulary makes an unknown character an error; without, it would be dropped.
         tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
         tokenizer.decoder = decoders.Fuse()

@@ -37,6 +37,19 @@ class TextDataset(Dataset, Protocol):
         """The validation text in windows of `length` tokens."""
         return ValWindows(self.val, length)
 
+    def val_bound(self, seq_len: int) -> tuple[str, str]:
+        """The setting that bounds the validation text, and what to do if that is too short."""
+
+    def require_val_window(self, seq_len: int) -> None:
+        """Raise ConfigError unless the validation text has a window of `seq_len` tokens."""
+        if (tokens := self.index.val.tokens) < seq_len:
+            setting, remedy = self.val_bound(seq_len)
+            half, undivided = (f"{self.half} half of the ", UNDIVIDED) if self.half else ("", "")
+            raise ConfigError(
+                f"{setting}: the {half}validation text has {tokens} tokens and one window of model.max_seq_len="
+                f"{seq_len} needs {seq_len}; {remedy} or lower model.max_seq_len{undivided}"
+            )
+
 
 class TokenDataset(TextDataset):
     """An opened token folder, in which every document is either in training or in validation, once.
@@ -122,18 +135,15 @@ class TokenDataset(TextDataset):
     def require_windows(self, seq_len: int, batch_size: int) -> None:
         """Raise ConfigError unless validation has a window of `seq_len` tokens, and training a whole batch of them."""
         self.require_train_windows(seq_len, batch_size)
-        if (tokens := self.index.val.tokens) >= seq_len:
-            return
-        bound, remedy = f"data.val_fraction={self.index.val_fraction}", "raise data.val_fraction, add text"
+        self.require_val_window(seq_len)
+
+    def val_bound(self, seq_len: int) -> tuple[str, str]:
+        """The setting that bounds the validation text, and what to do if that is too short."""
         if self.index.unread:
-            bound, remedy = "data.val_tokens", "raise data.val_tokens"
-        elif self.index.val_fraction is None:
-            bound, remedy = "data.val_split", "set it to null and data.val_fraction=0.05"
-        half = f"{self.half} half of the " if self.half else ""
-        raise ConfigError(
-            f"{bound}: the {half}validation text has {tokens} tokens and one window of model.max_seq_len={seq_len} "
-            f"needs {seq_len}; {remedy} or lower model.max_seq_len{UNDIVIDED if self.half else ''}"
-        )
+            return "data.val_tokens", "raise data.val_tokens"
+        if self.index.val_fraction is None:
+            return "data.val_split", "set it to null and data.val_fraction=0.05"
+        return f"data.val_fraction={self.index.val_fraction}", "raise data.val_fraction, add text"
 
 
 def check_val_tokens(val_tokens: int | None) -> None:

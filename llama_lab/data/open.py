@@ -68,9 +68,8 @@ def open_probe(cfg: DictConfig, tokenizer: TokenizerFactory) -> Dataset:
     if cfg.train.prompt:
         problem = "the sample of a probe is a validation sequence with the model's answers"
         raise ConfigError(f"train.prompt={cfg.train.prompt}: {problem}; leave it out")
-    from .probes import ProbeDataset  # opening text reads no probe
-
-    return ProbeDataset(build(cfg.data.probe, "data"), cfg.model.max_seq_len, cfg.data.val_sequences)
+    dataset: Dataset = build(cfg.data.probe, "data").dataset(cfg.model.max_seq_len, cfg.data.val_sequences)
+    return dataset
 
 
 def _source(data: DictConfig, key: str, revisions: Mapping[str, str] | None, cfg: DictConfig) -> Source:

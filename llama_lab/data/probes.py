@@ -78,6 +78,10 @@ class Probe(ABC):
         """The share of answers that the best predictor gets right."""
         return 1 - self.noise + self.noise / len(self.answers)
 
+    def dataset(self, seq_len: int, val_sequences: int) -> "ProbeDataset":
+        """Its training and validation sequences."""
+        return ProbeDataset(self, seq_len, val_sequences)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recall(Probe):

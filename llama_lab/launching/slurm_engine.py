@@ -1,9 +1,9 @@
 """The engine of `hydra/launcher=slurm`: the runs of a sweep as arrays of Slurm jobs, which outlive the launcher.
 
 Every array has a folder, `<runs_dir>/.slurm/<name>/`, made before it is submitted. It holds the batch script and, for
-job i, `i.yaml` (the run's config), `i.log` (a link to the output in the run's folder) and finally `i.exit`, see
-`slurm_script.py`. Since squeue prints the script's path, the same command finds its jobs again after the first launcher
-is gone.
+job i, `i.yaml` (the run's config), `i.log` (a link to the output in the run's folder) and what the script writes:
+`i.started` and finally `i.exit`, see `slurm_script.py`. Since squeue prints the script's path, the same command finds
+its jobs again after the first launcher is gone.
 """
 
 import os
@@ -42,19 +42,16 @@ ENDED = {
     *("BOOT_FAIL", "DEADLINE", "PREEMPTED", "REVOKED"),
 }
 WAITING = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
-FIELDS = "%i|%T|%N|%r|%S|%e|%o"  # last the batch script's path, which may hold any character
+FIELDS = "%i|%T|%r|%o"  # last the batch script's path, which may hold any character
 
 
 @dataclass(frozen=True)
 class JobInfo:
-    """A job as squeue shows it. started_at, ended_at: a time.time(), None if not yet. folder: of its batch script."""
+    """A job as squeue shows it. reason: why it waits. folder: of its batch script."""
 
     job_id: str
     state: str
-    nodes: str
     reason: str
-    started_at: float | None
-    ended_at: float | None
     folder: Path
 
     def file(self, suffix: str) -> Path:
@@ -102,21 +99,14 @@ class Watch:
 
     def expect(self, job_id: str, folder: Path) -> JobInfo:
         """Add a job just submitted, as pending until squeue lists it."""
-        self._jobs[job_id] = JobInfo(job_id, "PENDING", "", "", None, None, folder)
+        self._jobs[job_id] = JobInfo(job_id, "PENDING", "", folder)
         return self._jobs[job_id]
 
 
 def read_job(line: str) -> JobInfo:
     """Parse a line of squeue."""
-    job_id, state, nodes, reason, start, end, script = line.split("|", maxsplit=FIELDS.count("|"))
-    started_at = read_time(start) if nodes and state not in WAITING else None
-    ended_at = read_time(end) if state in ENDED else None
-    return JobInfo(job_id, state, nodes, reason, started_at, ended_at, Path(script).parent)
-
-
-def read_time(text: str) -> float | None:
-    """Parse Slurm's local time to a time.time(); None for `N/A`."""
-    return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")) if text[:1].isdigit() else None
+    job_id, state, reason, script = line.split("|", maxsplit=FIELDS.count("|"))
+    return JobInfo(job_id, state, reason, Path(script).parent)
 
 
 def partition_has_gpus(partition: str | None, must_answer: bool = True) -> bool:
@@ -233,10 +223,12 @@ class SlurmEngine(Engine):
         job_id = self._infos[job].job_id
         info = self._infos[job] = jobs.get(job_id, self._infos[job])
         job.place = None
-        if info.started_at is not None:
-            seconds = max(0.0, (info.ended_at or time.time()) - info.started_at)
-            job.start(f"{info.nodes} (job {job_id})", info.started_at, seconds)  # with the id for scancel
-        if self._watch.exists(exit_file := info.file(".exit")):
+        has_ended = self._watch.exists(exit_file := info.file(".exit"))
+        if info.state not in WAITING and self._watch.exists(started := info.file(".started")):
+            started_at = started.stat().st_mtime
+            seconds = max(0.0, (exit_file.stat().st_mtime if has_ended else time.time()) - started_at)
+            job.start(f"{started.read_text().strip()} (job {job_id})", started_at, seconds)  # with the id for scancel
+        if has_ended:
             return int(exit_file.read_text())
         if info.state not in ENDED and job_id in jobs:
             self._over_since.pop(job, None)

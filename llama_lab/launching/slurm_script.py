@@ -2,8 +2,8 @@
 
 Each job of the array trains one run. Slurm warns the script with USR2 before the time limit: it asks the run to save
 and stop, and requeues the job, whose next session resumes from the checkpoint. After TERM (scancel, preemption,
-`scontrol requeue`), Slurm decides whether the job starts again. For a run that ended by itself, the script leaves
-`<job>.exit` with the exit status.
+`scontrol requeue`), Slurm decides whether the job starts again. The script writes `<job>.started` with its nodes when
+it begins and, for a run that ended by itself, `<job>.exit` with the exit status.
 """
 
 import os
@@ -32,7 +32,7 @@ esac
 [ -z "$SLURM_CPUS_PER_TASK" ] || export OMP_NUM_THREADS=${{OMP_NUM_THREADS:-$SLURM_CPUS_PER_TASK}}
 fail() {{ echo "error: $1"; echo 1 > "$files".exit; exit 1; }}
 rm -f "$files".exit "$files".status
-touch "$files".started
+echo "$SLURM_JOB_NODELIST" > "$files".started
 
 trap 'near=1; scancel --signal=TERM "$job"' USR2
 trap : TERM

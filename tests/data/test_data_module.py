@@ -1,7 +1,6 @@
 """The data module: the micro-batches of every step, on any number of devices, and what it refuses."""
 
 from itertools import chain, islice
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -82,17 +81,6 @@ def test_devices_share_the_validation_windows_without_a_copy(
     assert all(len(targets) <= micro_batch_size for batches in per_device for _, targets in batches)
     shown = [window.tolist() for window in targets if (window != IGNORE).any()]
     assert sorted(shown) == sorted(targets.tolist() for _, targets in ValWindows(data.val, T))
-
-
-def test_more_devices_than_windows_validate_in_step(tmp_path: Path) -> None:
-    data = dataset(tmp_path, [f"document {i}" for i in range(9)])
-    seq_len = data.index.val.tokens - 1  # two windows
-    counts = []
-    for rank in range(3):
-        ((inputs, targets),) = on_device(TokenDataModule(data, seq_len, 3, 1, seed=0), rank, 3).val_dataloader()[0]
-        assert inputs.shape == targets.shape == (1, seq_len)
-        counts.append(int((targets != IGNORE).sum()))
-    assert counts == [seq_len, 1, 0]
 
 
 # Sizes

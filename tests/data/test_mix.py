@@ -14,8 +14,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from llama_lab.data.dataset import HALVES
-from llama_lab.data.mix import MixedDataset, MixedWindows, Part, balanced_order, open_mixture
-from llama_lab.data.open import open_dataset
+from llama_lab.data.mix import MixedDataset, MixedWindows, Part, balanced_order, exact_shares, open_mixture
 from llama_lab.data.source import TextFiles
 from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 from llama_lab.data.windows import TrainWindows, ValWindows
@@ -24,9 +23,7 @@ from llama_lab.model.loss import IGNORE
 from llama_lab.runs.metrics import read_metrics
 from llama_lab.runs.stored import Summary
 from llama_lab.util.errors import ConfigError
-from tests.composing import compose_config
 from tests.conftest import Command
-from tests.training.tiny import identical, pieces, repeatable, trained_state
 
 ALPHABETS = ("abcdefgh", "ijklmnop", "qrstuvwx")
 
@@ -216,28 +213,6 @@ def test_a_run_on_a_mixture_logs_each_part_and_is_evaluated_from_its_folder(mixe
     assert last["val/bits_per_byte"] == pytest.approx(last["val/loss"] / math.log(2) / data.bytes_per_token)
 
 
-@pytest.mark.slow
-def test_a_mixture_goes_on_exactly(mixed: list[str], tmp_path: Path) -> None:
-    settings = [*mixed, "train.tokens=8192", "train.checkpoint_every=2", f"runs_dir={tmp_path / 'whole'}"]
-    pieces(*settings).fit()
-    stopped = [*settings[:-1], f"runs_dir={tmp_path / 'stopped'}"]
-    parts = pieces(*stopped)
-    read = parts.data.train_windows.batch
-
-    def interrupt(step: int, *rest: object) -> np.ndarray:
-        if step == 5:
-            raise KeyboardInterrupt
-        return read(step, *rest)  # type: ignore[arg-type]
-
-    parts.data.train_windows.batch = interrupt  # type: ignore[method-assign]
-    with pytest.raises((KeyboardInterrupt, SystemExit)):
-        parts.fit()
-    pieces(*stopped).fit()
-    folders = [tmp_path / name / "name" / "arm" / "seed=1" for name in ("whole", "stopped")]
-    assert identical(*(trained_state(folder) for folder in folders))
-    assert repeatable(folders[0]) == repeatable(folders[1])
-
-
 @pytest.mark.parametrize(
     ("mix", "parts", "message"),
     [
@@ -263,12 +238,5 @@ def test_a_mixture_that_cannot_be_is_refused_by_name(mix: str, parts: str, messa
     assert message in ran.err
 
 
-def test_thirds_are_shares(tmp_path: Path) -> None:
-    third = 1 / 3
-    files = write_corpora(tmp_path)
-    own = ", ".join(f"p{i}: {{data: text, files: ['{file}'], document_chars: 200}}" for i, file in enumerate(files))
-    mix = f"data.mix={{p0: {third}, p1: {third}, p2: {third}}}"
-    cfg = compose_config("data=mix", mix, f"data.parts={{{own}}}", f"data.cache_dir={tmp_path}", "tokenizer=byte")
-    data = open_dataset(cfg)
-    assert isinstance(data, MixedDataset)
-    assert [*data.shares.values()] == [Fraction(1, 3)] * 3
+def test_thirds_are_shares() -> None:
+    assert [*exact_shares(dict.fromkeys("abc", 1 / 3)).values()] == [Fraction(1, 3)] * 3

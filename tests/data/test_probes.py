@@ -8,7 +8,6 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hydra.utils import instantiate
 
 from llama_lab.config.schema import flatten
 from llama_lab.data.open import open_dataset
@@ -212,8 +211,3 @@ def test_every_key_of_a_probe_changes_its_data_and_halves_of_validation_are_othe
 def test_what_cannot_work_is_refused(overrides: str, message: str) -> None:
     with pytest.raises(ConfigError, match=f"^{message}"):
         open_dataset(planned("size=pico", *overrides.split()).cfg)
-
-
-def test_a_probe_is_what_the_command_line_asked_for() -> None:
-    cfg = compose_config("data=recall", "data.pairs=3", "data.noise=0.25")
-    assert instantiate(cfg.data.probe) == Recall(keys=32, values=32, pairs=3, queries=12, noise=0.25)

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -139,26 +137,6 @@ def test_a_long_text_is_cut_at_a_paragraph_else_line_else_word() -> None:
     Path("book.txt").write_text("".join(parts))
     assert list(TextFiles("book.txt", document_chars=12).documents()) == parts
     assert len(list(TextFiles("book.txt", document_chars=None).documents())) == 1
-
-
-@pytest.mark.process
-def test_reading_rows_touches_neither_network_nor_home_and_prints_nothing(tmp_path: Path) -> None:
-    write_rows("a.jsonl", [{"text": "x"}])
-    write_rows("b.parquet", [{"text": "y"}])
-    home = tmp_path / "home"
-    home.mkdir()
-    script = """
-import socket, sys
-def refuse(*args): sys.exit("network used")
-socket.socket.connect = socket.getaddrinfo = refuse
-from llama_lab.data.source import TextFiles
-print(*TextFiles(["a.jsonl", "b.parquet"]).documents())
-"""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "XDG_"))} | {"HOME": str(home)}
-    env["PYTHONPATH"] = os.pathsep.join(sys.path)
-    result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
-    assert (result.stdout, result.stderr) == ("x y\n", "")
-    assert not [path for path in home.rglob("*") if path.is_file()]
 
 
 # Refusals

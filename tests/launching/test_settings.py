@@ -124,29 +124,27 @@ def test_a_time_limit_is_read_as_sbatch_reads_it(text: int | str, seconds: int) 
 # Slots of a machine, and the environment of a process in one; the GPUs are names
 
 
-def local(slots_per_gpu: Any = 1, gpus_per_run: Any = 1, cpu_slots: Any = None) -> LocalSettings:
-    return LocalSettings(slots_per_gpu, gpus_per_run, cpu_slots)
-
-
 def devices(settings: LocalSettings, visible: list[str], environ: dict[str, str] | None = None) -> list[str]:
     """CUDA_VISIBLE_DEVICES of every slot."""
     slots = make_slots(settings, "gpu", visible, cores=8)
+    assert len({slot.name for slot in slots}) == len(slots)
     return [slot_environment(slot, 1, environ or {})["CUDA_VISIBLE_DEVICES"] for slot in slots]
 
 
-def test_every_gpu_is_a_slot() -> None:
-    assert devices(local(), ["0", "1"]) == ["0", "1"]
-    assert len(make_slots(local(), "mps", [], 8)) == 1
-
-
-def test_slots_that_share_a_gpu_fill_all_gpus_first() -> None:
-    assert devices(local(slots_per_gpu=2), ["0", "1"]) == ["0", "1", "0", "1"]
-    assert len({slot.name for slot in make_slots(local(slots_per_gpu=2), "gpu", ["0", "1"], 8)}) == 4
-
-
-def test_a_run_on_two_gpus_has_two_of_its_own_and_a_rest_stays_idle() -> None:
-    assert devices(local(gpus_per_run=2), FOUR) == ["0,1", "2,3"]
-    assert devices(local(gpus_per_run=2), FOUR[:3]) == ["0,1"]
+@pytest.mark.parametrize(
+    ("settings", "visible", "expected"),
+    [
+        (LocalSettings(), FOUR[:2], ["0", "1"]),
+        (LocalSettings(slots_per_gpu=2), FOUR[:2], ["0", "1", "0", "1"]),
+        (LocalSettings(gpus_per_run=2), FOUR, ["0,1", "2,3"]),
+        (LocalSettings(gpus_per_run=2), FOUR[:3], ["0,1"]),
+    ],
+)
+def test_slots_that_share_gpus_fill_all_first_and_a_run_on_two_has_two_of_its_own(
+    settings: LocalSettings, visible: list[str], expected: list[str]
+) -> None:
+    assert devices(settings, visible) == expected
+    assert len(make_slots(LocalSettings(), "mps", [], 8)) == 1
 
 
 def test_the_gpus_that_the_launcher_was_given_are_shared_out_and_no_others() -> None:
@@ -156,7 +154,7 @@ def test_the_gpus_that_the_launcher_was_given_are_shared_out_and_no_others() -> 
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3,9,5"}, 1) == ["3"], "CUDA stops at the first that is not there"
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, 0) == []
     assert visible_gpus({}, 2) == ["0", "1"]
-    assert devices(local(), ["3", "5"], {"CUDA_VISIBLE_DEVICES": "3,5"}) == ["3", "5"]
+    assert devices(LocalSettings(), ["3", "5"], {"CUDA_VISIBLE_DEVICES": "3,5"}) == ["3", "5"]
 
 
 @pytest.mark.parametrize(
@@ -173,13 +171,13 @@ def test_the_gpus_that_the_launcher_was_given_are_shared_out_and_no_others() -> 
     ],
 )
 def test_cpu_slots_share_the_cores(count: int | None, wanted: int | None, cores: int, slots: int, threads: int) -> None:
-    made = make_slots(local(cpu_slots=count), "cpu", FOUR, cores, wanted)
+    made = make_slots(LocalSettings(cpu_slots=count), "cpu", FOUR, cores, wanted)
     assert [(slot.gpus, slot.threads, slot.sharing) for slot in made] == [((), threads, slots)] * slots
     assert "CUDA_VISIBLE_DEVICES" not in slot_environment(made[0], 1, {})
 
 
 def test_the_processes_of_a_run_share_its_threads_and_the_user_s_number_stays() -> None:
-    (slot,) = make_slots(local(cpu_slots=1), "cpu", [], 8)
+    (slot,) = make_slots(LocalSettings(cpu_slots=1), "cpu", [], 8)
     assert slot_environment(slot, 1, {})["OMP_NUM_THREADS"] == "8"
     assert slot_environment(slot, 2, {})["OMP_NUM_THREADS"] == "4"
     assert slot_environment(slot, 16, {})["OMP_NUM_THREADS"] == "1"
@@ -187,6 +185,6 @@ def test_the_processes_of_a_run_share_its_threads_and_the_user_s_number_stays() 
 
 
 def test_a_process_does_not_take_itself_for_a_rank_of_another_run() -> None:
-    (slot,) = make_slots(local(cpu_slots=1), "cpu", [], 8)
+    (slot,) = make_slots(LocalSettings(cpu_slots=1), "cpu", [], 8)
     ranks = {"LOCAL_RANK": "1", "RANK": "1", "MASTER_PORT": "29500", "SLURM_NTASKS": "2", "TORCHELASTIC_RUN_ID": "x"}
     assert slot_environment(slot, 1, {**ranks, "HOME": "/home"}) == {"HOME": "/home", "OMP_NUM_THREADS": "8"}

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock
 
 import pytest
 from omegaconf import OmegaConf
@@ -166,17 +166,19 @@ def test_a_run_has_ended_with_its_exit_file_or_a_while_after_its_job(
 ) -> None:
     """The batch script writes the file after srun has brought the last lines of output."""
     monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 10.0)
-    info = JobInfo("7_0", "RUNNING", "node1", "", time.time(), None, tmp_path)
+    info = JobInfo("7_0", "RUNNING", "", tmp_path)
+    info.file(".started").write_text("node1\n")
     engine = slurm_engine.SlurmEngine(SlurmSettings(), PRINTS)
     engine._watch = cast(Any, SimpleNamespace(jobs=lambda: {"7_0": info}, exists=Path.exists))
     job = Mock()  # of a run that is at work
     engine._infos[job] = info
     assert engine.poll(job) is None
-    info = replace(info, state="FAILED", ended_at=time.time())
+    job.start.assert_called_with("node1 (job 7_0)", info.file(".started").stat().st_mtime, ANY)
+    info = replace(info, state="FAILED")
     assert engine.poll(job) is None, "its file may take a while to appear"
     monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 0.0)
     assert engine.poll(job) == "its job 7_0 ended as FAILED"
-    info = replace(info, state="REQUEUED", ended_at=None)
+    info = replace(info, state="REQUEUED")
     assert engine.poll(job) is None
     (tmp_path / "0.exit").write_text("1\n")
     assert engine.poll(job) == 1
@@ -383,12 +385,8 @@ def test_auto_takes_gpus_where_the_partition_has_them(
 
 
 def test_a_line_of_squeue_is_read_whatever_the_path_holds() -> None:
-    line = "7_1|RUNNING|n[1-2]|None|2026-01-02T03:04:05|2026-01-03T03:04:05|/a|b/.slurm/x/script.sh"
-    info = slurm_engine.read_job(line)
-    assert (info.job_id, info.nodes, info.folder) == ("7_1", "n[1-2]", Path("/a|b/.slurm/x"))
-    assert info.started_at == time.mktime((2026, 1, 2, 3, 4, 5, 0, 0, -1))
-    assert info.ended_at is None, "it is when it would end"
-    assert slurm_engine.read_job("7_2|PENDING||BeginTime|2026-01-02T03:04:05|N/A|/s").started_at is None
+    info = slurm_engine.read_job("7_1|RUNNING|None|/a|b/.slurm/x/script.sh")
+    assert info == JobInfo("7_1", "RUNNING", "None", Path("/a|b/.slurm/x"))
 
 
 def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_reported_once(

@@ -249,10 +249,7 @@ def exit_code(function: Callable[[], None], argv: list[str], patch: pytest.Monke
 
 @pytest.fixture
 def in_process(
-    environment: dict[str, str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., Ran]:
     """Run a command of ours, by its function and script, inside this process, in a fresh folder: it starts at once."""
     enter(tmp_path, environment, monkeypatch)

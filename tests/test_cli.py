@@ -179,10 +179,7 @@ def in_terminal(
 
 @pytest.fixture(scope="module")
 def in_terminals(
-    tiny: list[str],
-    preloaded: PreloadedPython,
-    environment: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
+    tiny: list[str], preloaded: PreloadedPython, environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Ran, Ran]:
     """The run of `finished` in a terminal, stopped by Ctrl-C as it begins to train; and the same command again."""
     cwd = tmp_path_factory.mktemp("terminal")

@@ -295,16 +295,6 @@ def test_with_all_scores_counted_torchtitan_s_utilisation_is_its_own() -> None:
     assert 5762 * 3 * cost.flops_per_token_dense / 989e12 == pytest.approx(0.335, abs=0.01)
 
 
-@pytest.mark.slow
-def test_llama_65b_at_its_own_utilisation_takes_about_21_days() -> None:
-    nodes = ("trainer=fsdp", "trainer.devices=8", "trainer.num_nodes=256", "train.batch_size=2048")
-    estimate = estimated_on("a100", "arch=llama", "size=llama_65b", "train.tokens=1.4e12", *nodes)
-    mfu = 380 * estimate.cost.train_flops_per_token / 312e12
-    days = replace(estimate, mfu=mfu).seconds / 86400
-    assert estimate.setup.devices == 2048
-    assert 20 < days < 22
-
-
 def test_time_is_flops_over_devices_peak_and_utilisation() -> None:
     estimate = estimated_on("h100", "arch=llama2", "train.tokens=1e9", "trainer.devices=4", "estimate_mfu=0.25")
     assert estimate.tokens == int(1e9) // (16 * 256) * 16 * 256
@@ -399,19 +389,17 @@ def test_alternatives_are_smaller_micro_batches_then_shards_then_devices_then_sh
     assert len(set(found)) == len(found)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "layout", "nearest"),
-    [
-        (["size=llama3_8b", "arch=llama3"], 0, Setup(True, 8, 16, 1, 8192)),
-        (["size=llama3_8b", "arch=llama3", "trainer.devices=32"], 0, Setup(True, 32, 32, 1, 8192)),
-        (["size=gpt2", "arch=gpt2", "train.batch_size=64"], 0, Setup(False, 1, 64, 32, 1024)),
-    ],
-)
 @pytest.mark.slow
-def test_the_nearest_setting_that_fits(overrides: list[str], layout: int, nearest: Setup) -> None:
-    device = "h100" if "size=gpt2" not in overrides else "l4"
-    estimate = estimated_on(device, *overrides, "train.tokens=1e9")
-    assert estimate.columns[layout].nearest == nearest
+def test_the_nearest_setting_that_fits() -> None:
+    """Shards, more of them on more devices, a smaller micro-batch, and none if no number of devices holds the model."""
+    llama3 = ("h100", "size=llama3_8b", "arch=llama3", "train.tokens=1e9")
+    for (device, *overrides), nearest in {
+        llama3: Setup(True, 8, 16, 1, 8192),
+        (*llama3, "trainer.devices=32"): Setup(True, 32, 32, 1, 8192),
+        ("l4", "size=gpt2", "arch=gpt2", "train.batch_size=64", "train.tokens=1e9"): Setup(False, 1, 64, 32, 1024),
+        ("l4", "arch=llama3", "size=llama3_405b", "train.tokens=1e10", "trainer=fsdp", "trainer.devices=8"): None,
+    }.items():
+        assert estimated_on(device, *overrides).columns[0].nearest == nearest
 
 
 @pytest.mark.slow
@@ -425,12 +413,6 @@ def test_what_does_not_fit_is_told_with_what_recomputing_blocks_takes() -> None:
     told = " ".join(verdicts(estimated_on("h100", *asked)))
     assert "DDP with train.recompute=block takes 174.8 GB, which does not fit either" in told
     assert f"FSDP with train.recompute=block takes {gigabytes(fsdp_again.memory.total)}, which fits" in told
-
-
-@pytest.mark.slow
-def test_a_model_that_no_number_of_devices_holds_has_no_nearest_setting() -> None:
-    estimate = estimated_on("l4", "arch=llama3", "size=llama3_405b", "train.tokens=1e10", "trainer.devices=8")
-    assert [column.nearest for column in estimate.columns] == [None, None]
 
 
 # Devices
@@ -475,16 +457,10 @@ def test_an_estimate_is_printed_in_80_columns_and_writes_nothing(command: Comman
         "32,000 ids (model.vocab_size); trainer.precision=bf16-mixed; estimate_mfu=0.4",
     ):
         assert part in text
-
-
-@pytest.mark.slow
-def test_an_estimate_says_what_it_recomputes(command: Command) -> None:
-    sharded = ("size=llama3_8b", "arch=llama3", "trainer=fsdp", "trainer.devices=16")
-    ran = command(*ESTIMATE, *sharded, "train.tokens=1e9", "train.recompute=block")
-    text = " ".join(ran.out.split())
-    assert "recomputed, beside them 1.61e+19" in text
-    assert "time at 30% MFU" in text
-    assert "eager, train.recompute=block." in text
+    sharded = ("size=llama3_8b", "arch=llama3", "trainer=fsdp", "trainer.devices=16", "train.recompute=block")
+    text = " ".join(command(*ESTIMATE, *sharded, "train.tokens=1e9").out.split())
+    for part in ("recomputed, beside them 1.61e+19", "time at 30% MFU", "eager, train.recompute=block."):
+        assert part in text
 
 
 @pytest.mark.parametrize(
@@ -510,14 +486,9 @@ REFUSED = {  # the beginning of what is told, and the overrides of which it is
     "device=h10: unknown (did you mean h100?); choose ": "device=h10",
     "estimate_mfu=40: must be above 0 and at most 1": "estimate_mfu=40",
     "trainer.devices=-1: an estimate needs a number, such as": "trainer=ddp",
-    "trainer.num_nodes=0: an estimate needs a number": "trainer.num_nodes=0",
     "trainer.precision=32-true: only peaks of bf16 are known": "trainer.precision=32-true",
-    "trainer.accelerator=cpu: device=h100 is a GPU": "trainer=cpu",
     "model.vocab_size=null: this tokenizer learns its vocabulary": "tokenizer=char",
     "train.tokens=100: must reach one step": "train.tokens=100",
-    "estimate=true: a tensor would be too large": (
-        "model.hidden_dim=1000000000 train.batch_size=1000000000 train.tokens=1e15"
-    ),
 }
 
 
@@ -530,16 +501,9 @@ def test_an_estimate_that_cannot_be_made_is_refused_with_the_fix(beginning: str)
 
 
 REFUSED_BEFORE = {  # by the command, which reads the settings
-    "size=llama_70b: no such option (did you mean llama": [*ESTIMATE, "size=llama_70b"],
-    "device=100: must be text": ["estimate=true", "device=100"],
-    "device=h100: is for an estimate; add estimate=true": ["device=h100"],
-    "estimate_mfu=0.5: is for an estimate; add estimate=true": ["estimate_mfu=0.5"],
-    "estimate=maybe: must be true or false": ["estimate=maybe"],
     "estimate=true: study.dry_run=true prints": ["estimate=true", "study=ladder"],
     "device=h100: prices a study without training it; add study.dry_run": ["study=ladder", "device=h100"],
-    "train.recompute=blocks: unknown; choose none | attention | ": [*ESTIMATE, "train.recompute=blocks"],
     "model.hidden_dim=9000000000000000: must be a positive": [*ESTIMATE, "model.hidden_dim=9000000000000000"],
-    "model.n_heads=5: does not divide": [*ESTIMATE, "model.n_heads=5"],
     "train.batch_size=0: must be a positive whole number": [*ESTIMATE, "train.batch_size=0"],
 }
 

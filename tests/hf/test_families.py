@@ -14,17 +14,7 @@ from transformers import PreTrainedModel
 from llama_lab.hf.convert import export_model, import_model, settings_of
 from llama_lab.hf.families import FAMILIES
 from llama_lab.hf.loading import Loaded, load
-from tests.hf.theirs import (
-    CASES,
-    CONTEXT,
-    PROMPT,
-    VOCAB,
-    our_text,
-    reload,
-    their_logits,
-    their_model,
-    their_text,
-)
+from tests.hf.theirs import CASES, CONTEXT, PROMPT, VOCAB, our_text, reload, their_logits, their_model, their_text
 
 TOLERANCE = 1e-4  # of float32 logits whose standard deviation is about one
 # One for each way in which weights are kept: apart, in columns, fused, in groups, by heads, in latents, with gates.

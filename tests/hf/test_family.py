@@ -159,58 +159,36 @@ def test_a_switch_that_llama_does_not_have_stands_in_the_way(override: str) -> N
     assert LLAMA.obstacles(settings_of("arch=llama2", override)) == OBSTACLES[override]
 
 
+DEFAULT = {"rope_type": "default"}
+YARN = {"rope_type": "yarn", "factor": 4.0}
+LONGROPE = {"short_factor": [1.0], "long_factor": [1.0]}
+TWO_FULL = {"num_hidden_layers": 2, "full_attention_interval": 1}
+# By a word of what is told, the model_type, and the settings.
 NO_SWITCH: dict[str, tuple[str, dict[str, Any]]] = {
-    "rope_parameters full_attention: no switch for positions by kind of layer": (
-        "llama",
-        {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}},
-    ),
+    "full_attention: no switch for positions by kind": ("llama", {"rope_parameters": {"full_attention": DEFAULT}}),
     "rope_scaling type proportional: no switch": ("llama", {"rope_scaling": {"type": "proportional"}}),
-    "rope_scaling attention_factor=0.5: no switch": (
-        "llama",
-        {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.5}},
-    ),
-    "rope_scaling attention_factor=2.0: no switch": (
-        "phi3",
-        {
-            "rope_scaling": {"type": "su", "short_factor": [1.0], "long_factor": [1.0], "attention_factor": 2.0},
-        },
-    ),
+    "attention_factor=0.5: no switch": ("llama", {"rope_scaling": {**YARN, "attention_factor": 0.5}}),
+    "attention_factor=2.0: no switch": ("phi3", {"rope_scaling": {"type": "su", **LONGROPE, "attention_factor": 2.0}}),
     "hidden_act=mish: no switch": ("llama", {"hidden_act": "mish"}),
     "attn_config.alibi_bias_max=16: no switch": ("mpt", {"attn_config": {"alibi_bias_max": 16}}),
     "word_embed_proj_dim=512: no switch": ("opt", {"word_embed_proj_dim": 512}),
     "attn_config.qk_ln=True: no switch": ("mpt", {"attn_config": {"qk_ln": True}}),
     "quantization_config.bits=4: is no setting of llama": ("llama", {"quantization_config": {"bits": 4}}),
-    "attention_types=[[['global'], 3]]: no switch; only global and local 2 times": (
-        "gpt_neo",
-        {"num_layers": 2, "attention_types": [[["global"], 3]]},
-    ),
-    "layer_types=['full_attention']: names 1 layers of 2": (
-        "cohere2",
-        {"num_hidden_layers": 2, "layer_types": ["full_attention"]},
-    ),
+    "no switch; only global and local 2 times": ("gpt_neo", {"num_layers": 2, "attention_types": [[["global"], 3]]}),
+    "names 1 layers of 2": ("cohere2", {"num_hidden_layers": 2, "layer_types": ["full_attention"]}),
     "no switch for linear_attention": ("qwen3_5_text", {}),
-    "mlp_only_layers=[0]: no switch for the experts": (
-        "qwen3_next",
-        {"num_hidden_layers": 2, "full_attention_interval": 1, "mlp_only_layers": [0]},
-    ),
+    "mlp_only_layers=[0]: no switch for the experts": ("qwen3_next", {**TWO_FULL, "mlp_only_layers": [0]}),
     "num_dense_layers=1: no switch for the experts": ("afmoe", {"score_func": "sigmoid"}),
-    "layer_rope_theta: has 2 numbers for 3 layers": (
-        "granite_swa",
-        {"num_hidden_layers": 3, "layer_rope_theta": [0, 100]},
-    ),
+    "has 2 numbers for 3 layers": ("granite_swa", {"num_hidden_layers": 3, "layer_rope_theta": [0, 100]}),
     "first_k_dense_replace=3: no switch for the experts": ("deepseek_v3", {}),
     "rope_parameters: has no llama_4_scaling_beta": ("ministral3", {"rope_parameters": {"rope_type": "default"}}),
-    "partial_rotary_factor=0.333333: of 96 dimensions is 31.999968, which transformers rounds down; ": (
+    "of 96 dimensions is 31.999968, which transformers rounds down; ": (
         "nemotron",
         {"head_dim": 96, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.333333}},
     ),
-    "rope_parameters: needs a scaling and a share of 0.5, not default and 0.333333": (
+    "needs a scaling and a share of 0.5, not default and 0.333333": (
         "mistral4",
-        {
-            "first_k_dense_replace": 36,
-            "rope_theta": 10.0,
-            "rope_scaling": {"rope_type": "default", "partial_rotary_factor": 0.333333},
-        },
+        {"rope_theta": 10.0, "rope_scaling": {**DEFAULT, "partial_rotary_factor": 0.333333}, **DENSE["mistral4"]},
     ),
     "num_key_value_heads=2: no switch; only num_key_value_heads=16": ("youtu", {"num_key_value_heads": 2}),
     "layer_types=": ("qwen2", {"num_hidden_layers": 3, "layer_types": ["linear_attention"] * 3}),
@@ -238,28 +216,6 @@ def test_files_of_older_versions_are_read_as_newer_ones() -> None:
 
 # What config.json of the published models holds, and the options that are the same model here.
 PUBLISHED: dict[str, dict[str, Any]] = {
-    "arch=gpt2 size=gpt2": {
-        "activation_function": "gelu_new",
-        "architectures": ["GPT2LMHeadModel"],
-        "attn_pdrop": 0.1,
-        "bos_token_id": 50256,
-        "embd_pdrop": 0.1,
-        "eos_token_id": 50256,
-        "initializer_range": 0.02,
-        "layer_norm_epsilon": 1e-05,
-        "model_type": "gpt2",
-        "n_ctx": 1024,
-        "n_embd": 768,
-        "n_head": 12,
-        "n_layer": 12,
-        "n_positions": 1024,
-        "resid_pdrop": 0.1,
-        "summary_activation": None,
-        "summary_first_dropout": 0.1,
-        "summary_type": "cls_index",
-        "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
-        "vocab_size": 50257,
-    },
     "arch=gpt_neox size=pythia_70m": {
         "architectures": ["GPTNeoXForCausalLM"],
         "hidden_act": "gelu",
@@ -276,23 +232,6 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "torch_dtype": "float16",
         "use_parallel_residual": True,
         "vocab_size": 50304,
-    },
-    "arch=llama3 size=llama3_8b": {
-        "attention_bias": False,
-        "hidden_act": "silu",
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "max_position_embeddings": 8192,
-        "model_type": "llama",
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 8,
-        "pretraining_tp": 1,
-        "rms_norm_eps": 1e-05,
-        "rope_scaling": None,
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
-        "vocab_size": 128256,
     },
     "arch=falcon size=falcon_7b": {
         "alibi": False,

@@ -58,40 +58,44 @@ def large_tokenizer(folder: Path) -> None:
     BPETokenizer(300).train(iter(["some words, and some more words"] * 5)).save(folder / "tokenizer.json")
 
 
+def config(**changes: Any) -> Callable[[Path], Any]:
+    """Changes of config.json."""
+    return lambda folder: edit_json(folder / "config.json", **changes)
+
+
+def weights(change: Callable[[dict[str, Tensor]], Any]) -> Callable[[Path], Any]:
+    """A change of the weights."""
+    return lambda folder: edit_weights(folder, change)
+
+
 DOWN = "model.layers.1.mlp.down_proj.weight"
 # What is done to a folder, and what the error says.
 HARMS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a weight is missing": (lambda f: edit_weights(f, lambda w: w.pop(DOWN)), f"its weights lack {DOWN}; "),
+    "a weight is missing": (weights(lambda w: w.pop(DOWN)), f"its weights lack {DOWN}; "),
     "three are missing": (
-        lambda f: edit_weights(f, lambda w: [w.pop(DOWN.replace("1", str(i))) for i in range(3)]),
+        weights(lambda w: [w.pop(DOWN.replace("1", str(i))) for i in range(3)]),
         f"its weights lack {DOWN.replace('1', '0')} and 2 more; ",
     ),
     "one too many": (
-        lambda f: edit_weights(f, lambda w: w.update({f"{DOWN}2": torch.ones(1)})),
+        weights(lambda w: w.update({f"{DOWN}2": torch.ones(1)})),
         f"its weights have, beyond its config, {DOWN}2; ",
     ),
-    "not a number": (
-        lambda f: edit_weights(f, lambda w: w[DOWN].view(-1)[:1].fill_(float("nan"))),
-        f"its weight {DOWN} is not finite; ",
-    ),
-    "infinite": (
-        lambda f: edit_weights(f, lambda w: w[DOWN].view(-1)[:1].fill_(float("inf"))),
-        f"its weight {DOWN} is not finite; ",
-    ),
+    "not a number": (weights(lambda w: w[DOWN].view(-1)[:1].fill_(float("nan"))), f"its weight {DOWN} is not finite; "),
+    "infinite": (weights(lambda w: w[DOWN].view(-1)[:1].fill_(float("inf"))), f"its weight {DOWN} is not finite; "),
     "ids of a tokenizer": (
         lambda f: (f / "tokenizer.json").write_text('{"model": {"vocab": {"a": 2147483653}}}'),
         "tokenizer.json: id: 2147483653 is more than 4194304; ",
     ),
     "misshapen": (
-        lambda f: edit_weights(f, lambda w: w.update({DOWN: torch.ones(48, 79)})),
+        weights(lambda w: w.update({DOWN: torch.ones(48, 79)})),
         f"its weight {DOWN} is (48, 79), and its config makes it (48, 80); ",
     ),
     "quantised": (
-        lambda f: edit_weights(f, lambda w: w.update({DOWN: w[DOWN].to(torch.int8)})),
+        weights(lambda w: w.update({DOWN: w[DOWN].to(torch.int8)})),
         f"its weight {DOWN} is quantised, torch.int8; ",
     ),
     "tied, but not equal": (
-        lambda f: edit_json(f / "config.json", tie_word_embeddings=True),
+        config(tie_word_embeddings=True),
         "ties the head, but lm_head.weight is no copy of model.embed_tokens.weight; ",
     ),
     "a shard is absent": (lambda f: (f / SHARD).unlink(), f"{SHARD} is missing, which {INDEX} names; "),
@@ -110,33 +114,24 @@ HARMS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a pickle": (only_a_pickle, "its weights are in pytorch_model.bin, a pickle, which can run any code; "),
     "no weights": (lambda f: [file.unlink() for file in f.glob("model*")], f"holds no {WEIGHTS}; "),
     "an unknown family": (
-        lambda f: edit_json(f / "config.json", model_type="lama"),
+        config(model_type="lama"),
         "model_type=lama is none that our switches express (did you mean llama?); ",
     ),
     "a family that lacks a switch": (
-        lambda f: edit_json(f / "config.json", model_type="mixtral"),
+        config(model_type="mixtral"),
         "model_type=mixtral is none that our switches express: it routes tokens to experts; ",
     ),
-    "no family": (lambda f: edit_json(f / "config.json", model_type=None), "model_type=None is none "),
-    "a setting without a switch": (
-        lambda f: edit_json(f / "config.json", hidden_act="mish"),
-        "its config.json: hidden_act=mish: no switch; ",
-    ),
-    "an unknown setting": (
-        lambda f: edit_json(f / "config.json", n_experts=8),
-        "its config.json: n_experts=8: is no setting of llama that we know; ",
-    ),
-    "a size that is text": (lambda f: edit_json(f / "config.json", hidden_size="big"), "hidden_size='big': is no "),
-    "a RoPE that is a list": (lambda f: edit_json(f / "config.json", rope_parameters=[1]), "config.json: is damaged, "),
-    "a size that is broken": (
-        lambda f: edit_json(f / "config.json", head_dim=8.5),
-        "head_dim=8.5: must be a positive ",
-    ),
-    "no heads": (lambda f: edit_json(f / "config.json", num_attention_heads=0), "n_heads=0: must be a positive whole"),
-    "layers": (lambda f: edit_json(f / "config.json", num_hidden_layers=10**9), "n_layers=1000000000: at most 2048"),
-    "ids": (lambda f: edit_json(f / "config.json", vocab_size=10**12), "vocab_size=1000000000000: must be a positive"),
-    "width": (lambda f: edit_json(f / "config.json", hidden_size=10**9), "restore the two files that belong together"),
-    "NaN": (lambda f: edit_json(f / "config.json", rms_norm_eps=float("nan")), "NaN is no JSON number"),
+    "no family": (config(model_type=None), "model_type=None is none "),
+    "a setting without a switch": (config(hidden_act="mish"), "its config.json: hidden_act=mish: no switch; "),
+    "an unknown setting": (config(n_experts=8), "its config.json: n_experts=8: is no setting of llama that we know; "),
+    "a size that is text": (config(hidden_size="big"), "hidden_size='big': is no "),
+    "a RoPE that is a list": (config(rope_parameters=[1]), "config.json: is damaged, "),
+    "a size that is broken": (config(head_dim=8.5), "head_dim=8.5: must be a positive "),
+    "no heads": (config(num_attention_heads=0), "n_heads=0: must be a positive whole"),
+    "layers": (config(num_hidden_layers=10**9), "n_layers=1000000000: at most 2048"),
+    "ids": (config(vocab_size=10**12), "vocab_size=1000000000000: must be a positive"),
+    "width": (config(hidden_size=10**9), "restore the two files that belong together"),
+    "NaN": (config(rms_norm_eps=float("nan")), "NaN is no JSON number"),
     "no end": (lambda f: (f / "config.json").write_text("[" * 10**5), "config.json: cannot be read, RecursionError"),
     "a config that is a list": (lambda f: (f / "config.json").write_text("[]"), "config.json: holds no JSON object; "),
     "a config that is cut": (lambda f: (f / "config.json").write_text('{"a": '), "config.json: cannot be read, "),

@@ -94,10 +94,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama, linear scaling": ("llama", LLAMA | rope("linear", factor=4.0)),
     "llama, dynamic scaling": ("llama", LLAMA | rope("dynamic", factor=4.0)),
-    "llama, yarn": (
-        "llama",
-        LLAMA | LONGER | rope("yarn", **YARN, original_max_position_embeddings=10, beta_fast=2.0),
-    ),
+    "llama, yarn": ("llama", LLAMA | LONGER | rope("yarn", **YARN, original_max_position_embeddings=10, beta_fast=2.0)),
     "llama, yarn, mscale": ("llama", LLAMA | LONGER | rope("yarn", **YARN, **MULTIPLIED)),
     "llama, yarn, attention factor": ("llama", LLAMA | rope("yarn", factor=4.0, attention_factor=1.7)),
     "llama, llama3 scaling": (

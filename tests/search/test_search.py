@@ -269,30 +269,15 @@ SWEEPER = "hydra.sweeper"
     [
         ("norm=rmsnorm", "hydra/sweeper=optuna: there is nothing to search; give a space, such as norm="),
         (f"{RATES} {GRID}", f"{RATES}: an interval has no grid"),
-        (f"{RATES} study=ladder", "hydra/sweeper=optuna: a study makes its own runs"),
         (f"{RATES} resume=runs/a", "resume=runs/a: a search trains runs of its own"),
-        (f"{RATES} arm=a", "arm=a: a search names the arms of its trials"),
         (f"{RATES} estimate=true", "estimate=true: a search trains"),
-        ("arm=a,b", "arm=a,b: makes no difference to what is trained"),
         ("train.log_every=5,10", "train.log_every=5,10: makes no difference to what is trained"),
-        ("trainer=cpu,auto", "trainer=cpu,auto: makes no difference to what is trained"),
         ("norm=rmsnorm,rmsnrm", "norm=rmsnrm: no such option (did you mean rmsnorm?)"),
-        ("optim.rate=interval(1,2)", "optim.rate=interval(1,2): no such key"),
         (f"{RATES} hydra/launcher=ray", f"{SWEEPER}.n_jobs=null: hydra/launcher=ray has no slots to fill"),
         (f"{RATES} {SWEEPER}.metric=val/los", f"{SWEEPER}.metric=val/los: no such metric (did you mean val/loss"),
-        (f"{RATES} {SWEEPER}.storage=no://a", f"{SWEEPER}.storage=no://a: cannot be opened"),
         (f"{RATES} {SWEEPER}.sampler=grid", f"{SWEEPER}.sampler=grid: choose it as {GRID}"),
-        (
-            f"{RATES} {SWEEPER}.sampler.n_startup_trials=abc",
-            f"{SWEEPER}.sampler.n_startup_trials=abc: must be a whole number",
-        ),
-        (
-            f"{RATES} {SWEEPER}.pruner.n_startup_trials=1.5",
-            f"{SWEEPER}.pruner.n_startup_trials=1.5: must be a whole number",
-        ),
-        (f"{RATES} +{SWEEPER}.sampler.multivariate=3", f"{SWEEPER}.sampler.multivariate=3: must be true or false"),
+        (f"{RATES} {SWEEPER}.pruner.n_startup_trials=1.5", f"{SWEEPER}.pruner.n_startup_trials=1.5: must be a whole"),
         (f"{RATES} hydra/sweeper/pruner=medin", "hydra/sweeper/pruner=medin: no such option (did you mean median?)"),
-        (f"{NORMS} {GRID} {SWEEPER}.n_trials=3", f"{SWEEPER}.n_trials=3: the grid has 2 points"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_before_anything_trains(
@@ -303,19 +288,11 @@ def test_what_cannot_be_searched_is_refused_before_anything_trains(
     assert not [file for file in tmp_path.rglob("*") if file.name in ("status.json", "search.csv")]
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"n_trials": 0}, "hydra.sweeper.n_trials=0: must be a positive whole number"),
-        ({"n_jobs": "two"}, "hydra.sweeper.n_jobs=two: must be a positive whole number"),
-        ({"seed": -1}, "hydra.sweeper.seed=-1: must be a whole number"),
-        ({"direction": "up"}, "hydra.sweeper.direction=up: must be minimize or maximize"),
-        ({"storage": "a.db"}, "hydra.sweeper.storage=a.db: must be an Optuna URL"),
-    ],
-)
-def test_a_setting_of_the_search_is_refused_by_its_key(setting: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{message}"):
-        SearchSettings(**setting)
+def test_a_setting_of_the_search_is_refused_by_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"^hydra\.sweeper\.n_trials=0: must be a positive whole number"):
+        SearchSettings(n_trials=0)
+    with pytest.raises(ConfigError, match=r"^hydra\.sweeper\.storage=a\.db: must be an Optuna URL"):
+        SearchSettings(storage="a.db")
 
 
 def test_a_search_needs_a_sweep_and_an_evaluation_is_none(

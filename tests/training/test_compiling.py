@@ -28,6 +28,8 @@ from tests.conftest import Command, RunTrain, needs_compiler
 from tests.training.stopping import at, cut, stopped
 from tests.training.tiny import identical, logged, planned, repeatable, trained, trained_state
 
+Capsys = pytest.CaptureFixture[str]
+SetThreshold = Callable[[float], None]
 SHORT = ("train.tokens=5120", "train.evaluations=2", "train.eval_lengths=[2]")  # 20 steps
 AT_STEP_3 = at(Checkpointing, "on_train_batch_end", 3)
 
@@ -43,16 +45,11 @@ def compiled_in(folder: Path) -> object:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trace blocks, but run them as they are written, instead of compiling them for seconds."""
+def set_threshold(monkeypatch: pytest.MonkeyPatch) -> SetThreshold:
+    """Sets the training FLOPs from which a run on a CPU compiles: blocks are traced, but run as they are written."""
     monkeypatch.setattr(training, "compile_in_place", partial(compile_in_place, backend="eager"))
     monkeypatch.setattr(compiling, "missing_part", lambda hardware: None)
     counters.clear()
-
-
-@pytest.fixture
-def set_threshold(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Set the training FLOPs from which a run on a CPU compiles."""
     return lambda flops: monkeypatch.setitem(THRESHOLDS, "cpu", Threshold(1.0, flops))
 
 
@@ -86,12 +83,7 @@ def test_a_run_pays_by_its_flops_per_device_and_their_kind() -> None:
 @pytest.mark.parametrize("compiles", [True, False])
 @pytest.mark.slow
 def test_auto_compiles_a_long_run_and_says_so(
-    compiles: bool,
-    quick: None,
-    set_threshold: Callable[[float], None],
-    tiny: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    compiles: bool, set_threshold: SetThreshold, tiny: list[str], tmp_path: Path, capsys: Capsys
 ) -> None:
     """And keeps a short one eager in silence. What a run does is recorded, and what a measurement of it does."""
     if compiles:
@@ -113,9 +105,7 @@ def test_auto_compiles_a_long_run_and_says_so(
 # What it needs
 
 
-def test_without_a_compiler_auto_goes_on_eagerly_and_says_why(
-    without_compiler: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_compiler_auto_goes_on_eagerly_and_says_why(without_compiler: None, capsys: Capsys) -> None:
     assert decide(1e30, on("cpu")) is False
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("trainer.compile=auto: trains eagerly, since compiling needs a C++ compiler (apt install")
@@ -182,12 +172,7 @@ def test_equal_blocks_share_their_code(overrides: list[str], graphs: int) -> Non
 @pytest.mark.parametrize("began", [True, False])
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_as_it_began(
-    began: bool,
-    quick: None,
-    set_threshold: Callable[[float], None],
-    tiny: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    began: bool, set_threshold: SetThreshold, tiny: list[str], tmp_path: Path, capsys: Capsys
 ) -> None:
     overrides = [*tiny, *SHORT, f"runs_dir={tmp_path}", "train.checkpoint_every=1"]
     set_threshold(1.0 if began else 1e30)
@@ -209,7 +194,7 @@ def test_an_interrupted_run_goes_on_as_it_began(
 
 @pytest.mark.slow
 def test_arms_on_both_sides_of_the_threshold_decide_alike_and_as_the_study_began(
-    quick: None, set_threshold: Callable[[float], None], command: Command, tiny: list[str]
+    set_threshold: SetThreshold, command: Command, tiny: list[str]
 ) -> None:
     options = ("kv_heads=[4,1]", "seeds=[1]", "learning_rates=null", "measure_speed=false")
     short = ("match=none", "train.tokens=1024", "train.evaluations=1")

@@ -70,14 +70,6 @@ def test_bits_per_byte_are_the_sum_over_ln_2_and_the_bytes_of_the_text(validated
     assert parts.rows[-1]["val/bits_per_byte"] == pytest.approx(sum(paid) / math.log(2) / text_bytes, rel=1e-5)
 
 
-def test_the_validation_set_is_read_as_often_as_asked_and_last_at_the_end(settings: list[str]) -> None:
-    parts = pieces(*settings, f"train.tokens={22 * STEP}", "train.evaluations=4")
-    parts.fit()
-    evaluated = [row["step"] for row in parts.rows if "val/loss" in row]
-    assert len(evaluated) == 4
-    assert evaluated[-1] == 22
-
-
 def test_a_validation_that_counts_right_answers_runs_the_model_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     model, read = decoder("size=pico", vocab_size=9), []
     run_blocks = Decoder.run_blocks
@@ -192,16 +184,3 @@ def test_bf16_mixed_computes_in_another_precision_than_float32(settings: list[st
         first_losses.append(parts.rows[0]["train/loss"])
     assert first_losses[0] != first_losses[1]
     assert first_losses[0] == pytest.approx(first_losses[1], rel=1e-2)
-
-
-@pytest.mark.slow
-def test_bf16_mixed_ends_as_near_to_float32_as_another_seed_does(settings: list[str]) -> None:
-    losses = []
-    for precision, seed in (("32-true", 1), ("bf16-mixed", 1), ("32-true", 2)):
-        parts = pieces(
-            *settings, f"trainer.precision={precision}", f"seed={seed}", f"train.tokens={60 * STEP}", "overwrite=true"
-        )
-        parts.fit()
-        losses.append(parts.rows[-1]["val/loss"])
-    exact, mixed, other = losses
-    assert 0 < abs(mixed - exact) < abs(other - exact)

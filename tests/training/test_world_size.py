@@ -8,20 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from llama_lab.data.data_module import TokenDataModule
-from llama_lab.data.open import open_dataset
 from llama_lab.data.windows import ValWindows
-from llama_lab.runs.checkpoint import model_weights
-from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
-from tests.composing import decoder
 from tests.conftest import TRAIN, Command, RunTrain, last_of_each
 from tests.data.test_data_module import on_device
 from tests.preloaded import PreloadedPython
 from tests.processes import at_work_in, listening
-from tests.training.tiny import LOOPBACK, logged, nll_by_hand, pieces, repeatable, rows, trained
+from tests.training.tiny import LOOPBACK, logged, pieces, repeatable, trained
 
 STEPS = 62
 RUN = [
@@ -58,6 +53,7 @@ def test_what_devices_read_makes_the_gradient_and_the_validation_loss_of_one(
     """In one process: gradients are averaged over devices, as DDP does, and the sums of validation are added."""
     parts = pieces(*tiny, *RUN, f"runs_dir={tmp_path}")
     module = parts.module
+    assert len(ValWindows(parts.dataset.val, 28)) % 2, "the devices would share the windows evenly"
 
     def together(devices: int) -> tuple[torch.Tensor, float]:
         module.zero_grad()
@@ -142,15 +138,3 @@ def test_an_optimizer_that_cannot_hold_shards_is_refused_before_training(tiny: l
     told = "error: optim=adafactor: PyTorch's cannot hold sharded parameters; choose trainer=ddp"
     assert (ran.code, told in ran.err) == (2, True), ran.err
     assert "step" not in ran.out
-
-
-@pytest.mark.slow
-def test_the_validation_windows_divide_by_no_number_of_devices_and_each_is_read_once(one: Path) -> None:
-    dataset = open_dataset(OmegaConf.load(one / "resolved.yaml"))  # type: ignore[arg-type]
-    windows = len(ValWindows(dataset.val, 28))
-    assert windows % 2, "the devices would share the windows evenly, and the test above would prove less"
-    model = decoder("model.max_seq_len=28", vocab_size=257)
-    model.load_state_dict(model_weights(torch.load(RunFolder(one).checkpoint, weights_only=True)))
-    paid = nll_by_hand(model, dataset.val.tolist())
-    assert len(paid) == len(dataset.val) - 1
-    assert rows(one)[-1]["val/loss"] == pytest.approx(sum(paid) / len(paid), abs=1e-6)

@@ -16,11 +16,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.init import WeightInit, draw_weights
-from llama_lab.runs.checkpoint import load_checkpoint, own_rows, write_file, write_part
+from llama_lab.runs.checkpoint import load_checkpoint, write_file, write_part
 
 from .hardware import Hardware, below_srun
 
@@ -190,8 +190,5 @@ def sharded_like(own: Any, value: Any) -> Any:
     """
     if not isinstance(own, DTensor) or (isinstance(value, Tensor) and value.shape != own.shape):
         return value
-    mesh = own.device_mesh
-    size = -(-own.shape[0] // mesh.size())  # as torch.chunk cuts
-    start = mesh.get_local_rank() * size
-    rows = own_rows(value, start, min(start + size, own.shape[0])).to(own.device)
-    return DTensor.from_local(rows, mesh, own.placements, shape=own.shape, stride=own.stride())
+    whole = value if isinstance(value, Tensor) else torch.cat(value)
+    return distribute_tensor(whole, own.device_mesh, own.placements, src_data_rank=None)  # every process has it

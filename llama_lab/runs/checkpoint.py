@@ -215,13 +215,3 @@ def join_parts(parts: Sequence[dict[str, Any]], join: Join) -> dict[str, Any]:
         return joined[key]
 
     return apply_to_collection(parts[0]["whole"], Tensor, fill)  # type: ignore[no-any-return]
-
-
-def own_rows(tensor: Tensor | Sequence[Tensor], start: int, stop: int) -> Tensor:
-    """Rows `start` to `stop` of a tensor that is given whole, or as the rows of each process."""
-    pieces = [tensor] if isinstance(tensor, Tensor) else tensor
-    found, first = [pieces[0][:0]], 0
-    for piece in pieces:
-        found.append(piece[max(start - first, 0) : max(stop - first, 0)])
-        first += len(piece)
-    return torch.cat(found)

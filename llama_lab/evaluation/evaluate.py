@@ -78,7 +78,7 @@ def lm_eval(job: Job, earlier: Evaluation) -> Evaluation:
 
 
 def cache(job: Job, earlier: Evaluation) -> Evaluation:
-    """The part cache; see `memory.py`."""
+    """The part cache; see `cache_memory.py`."""
     with evaluating_on(job.served, job.hardware.torch_device):
         sizes = cache_sizes(job.served, job.settings.eval.batch_sizes, job.contexts)
         costs = cache_losses(job.served, job.dataset.val_windows(job.run.model.max_seq_len), batch_tokens(job.run.cfg))

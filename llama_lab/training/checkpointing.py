@@ -6,28 +6,28 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
 
+from llama_lab.config.components import build
 from llama_lab.runs.checkpoint import replace_checkpoint, stable
 from llama_lab.util.files import discard
 
 from .monitor import Monitor
+from .run import Run
+from .schedule import steps_alike
 from .stop import EndedError, Outcome, StopRequest
 
 
 class Checkpointing(L.Callback):
-    """Writes `last.ckpt` every `every` optimizer steps, at the end, and on a request to stop; always between steps.
+    """Writes `last.ckpt` every `train.checkpoint_every`, at the end, and on a request to stop; always between steps.
 
-    At a step with an evaluation (every `evaluate_every`), it is written after that, since a resumed run would skip it.
-    The previous checkpoint is kept until the new one is complete, so that a kill leaves one of them. At `stable_step`,
-    if that is not the last, it also writes `stable.ckpt`, for training with a larger budget. Raises EndedError after
-    the checkpoint of a requested stop.
+    At a step with an evaluation, it is written after that, since a resumed run would skip it. The previous checkpoint
+    is kept until the new one is complete, so that a kill leaves one of them. At `stable_step`, the last one whose rate
+    a larger budget would not change, if more follow, it also writes `stable.ckpt`, for training with such a budget.
+    Raises EndedError after the checkpoint of a requested stop.
     """
 
-    def __init__(self, path: Path, every: int, evaluate_every: int, stop: StopRequest, stable_step: int = 0) -> None:
-        self.path = path
-        self.stable_step = stable_step
-        self.every = every
-        self.evaluate_every = evaluate_every
-        self.stop = stop
+    def __init__(self, run: Run, stop: StopRequest) -> None:
+        self.run, self.path, self.stop = run, run.folder.checkpoint, stop
+        self.stable_step = steps_alike(build(run.cfg.schedule, "schedule"), run.steps)
         self._saved_step = 0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -41,7 +41,7 @@ class Checkpointing(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """After a step without an evaluation: save if due, stop if requested."""
-        if trainer.global_step % self.evaluate_every:
+        if trainer.global_step % self.run.evaluate_every:
             self._save_or_stop(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -58,7 +58,7 @@ class Checkpointing(L.Callback):
             self._write(trainer, stable(self.path))
         asked = self.stop.requested or (trainer.is_global_zero and self.stop.pruned)
         stopping = trainer.strategy.reduce_boolean_decision(asked, all=False)
-        if stopping or step % self.every == 0 or step == trainer.max_steps:
+        if stopping or step % self.run.cfg.train.checkpoint_every == 0 or step == trainer.max_steps:
             self._write(trainer, self.path)
             self._saved_step = step
         if stopping and step < trainer.max_steps:

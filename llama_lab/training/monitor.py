@@ -10,24 +10,32 @@ import torch
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.trainer.states import TrainerFn
 
-from llama_lab.devices.performance import Speed, Stopwatch, peak_memory_bytes, reset_peak_memory, synchronize
+from llama_lab.devices.performance import (
+    Speed,
+    Stopwatch,
+    peak_flops,
+    peak_memory_bytes,
+    reset_peak_memory,
+    synchronize,
+)
 from llama_lab.model import Cost
 from llama_lab.model.cost import state_metrics
 from llama_lab.runs.stored import SPEED, is_ours
 from llama_lab.util.display import Display
 
 from .loggers import MetricsCSV, MetricsLogger
+from .run import Run
 from .stop import EndedError
 
 SLOW_STEPS = 3  # steps of a process that no speed includes: kernels compile, caches fill
 
 
 class Monitor(L.Callback):
-    """Logs and displays a row of metrics at the first step, every `log_every` steps and after every evaluation.
+    """Logs and displays a row of metrics at the first step, every `train.log_every` and after every evaluation.
 
-    tokens_per_step: over all devices. cost: the model's; every row has its KV cache's. peak_flops: of one device, None
-    if not known. parts: names of a mixture's, whose losses are logged too. Speed leaves out the first `slow_steps`,
-    evaluation, and whatever runs inside `stopwatch.paused()`. Raises EndedError when a loss is not finite.
+    cost: the model's; every row has its KV cache's. parts: names of a mixture's, whose losses are logged too. Speed
+    leaves out the first `slow_steps`, evaluation, and whatever runs inside `stopwatch.paused()`. Raises EndedError when
+    a loss is not finite.
 
     Metrics of callbacks before this one, and of modules by `metrics_to_log()`, are in the same row: the mean of all
     values since the last row of its kind, of training or evaluation. loggers: none on ranks other than 0.
@@ -36,22 +44,10 @@ class Monitor(L.Callback):
     _trainer: L.Trainer  # from `setup` on
 
     def __init__(
-        self,
-        log_every: int,
-        tokens_per_step: int,
-        cost: Cost,
-        peak_flops: float | None,
-        display: Display,
-        stopwatch: Stopwatch | None = None,
-        parts: Iterable[str] = (),
+        self, run: Run, cost: Cost, display: Display, parts: Iterable[str] = (), stopwatch: Stopwatch | None = None
     ) -> None:
-        self.log_every = log_every
+        self.run, self.cost, self.display, self.parts = run, cost, display, tuple(parts)
         self.slow_steps = SLOW_STEPS
-        self.parts = tuple(parts)
-        self.tokens_per_step = tokens_per_step
-        self.cost = cost
-        self.peak_flops = peak_flops
-        self.display = display
         self.stopwatch = stopwatch or Stopwatch()
         self.speed = Speed()
         self.loggers: Sequence[MetricsLogger] = ()
@@ -128,7 +124,7 @@ class Monitor(L.Callback):
         step = trainer.global_step
         if step == self._first_step + self.slow_steps:
             synchronize(pl_module.device)
-            self.speed.mark(step * self.tokens_per_step, self.stopwatch.seconds)
+            self.speed.mark(step * self.run.tokens_per_step, self.stopwatch.seconds)
             self._slow_seconds = self.stopwatch.seconds - self._resumed_seconds
         if not self.logs(step, trainer.max_steps):
             self.display.update(step, {})
@@ -136,7 +132,7 @@ class Monitor(L.Callback):
         loss = pl_module.pop_train_loss()  # waits for the device, so that the speed below is of finished work
         if not math.isfinite(loss):
             raise EndedError("diverged", f"the training loss is {loss} at step {step}")
-        tokens = step * self.tokens_per_step
+        tokens = step * self.run.tokens_per_step
         if step > self._first_step + self.slow_steps:
             self.speed.mark(tokens, self.stopwatch.seconds)
         metrics = {
@@ -147,7 +143,7 @@ class Monitor(L.Callback):
             "optim/grad_norm": float(pl_module.grad_norm),
             "perf/peak_memory_bytes": peak_memory_bytes(pl_module.device),
             **state_metrics(self.cost),
-            **self.speed_metrics(self.speed.interval, trainer.world_size),
+            **self.speed_metrics(self.speed.interval),
         }
         for name, part in pl_module.model.named_modules():
             own: dict[str, Any] = getattr(part, "metrics_to_log", dict)()
@@ -157,7 +153,7 @@ class Monitor(L.Callback):
 
     def logs(self, step: int, last: int) -> bool:
         """Whether a step, counted from 1 to `last`, is logged."""
-        return step % self.log_every == 0 or step in (1, last)
+        return step % self.run.cfg.train.log_every == 0 or step in (1, last)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the clock."""
@@ -168,16 +164,16 @@ class Monitor(L.Callback):
         """What the first steps took beyond as many later ones; None before a speed is known."""
         if self.speed.overall is None:
             return None
-        return max(0.0, self._slow_seconds - SLOW_STEPS * self.tokens_per_step / self.speed.overall)
+        return max(0.0, self._slow_seconds - SLOW_STEPS * self.run.tokens_per_step / self.speed.overall)
 
-    def speed_metrics(self, tokens_per_second: float | None, world_size: int) -> dict[str, float]:
+    def speed_metrics(self, tokens_per_second: float | None) -> dict[str, float]:
         """The perf/ metrics of a speed over all devices; none of them before it is known."""
         if tokens_per_second is None:
             return {}
-        per_device = tokens_per_second / world_size
+        per_device = tokens_per_second / self.run.hardware.world_size
         metrics = {SPEED: tokens_per_second, f"{SPEED}_per_device": per_device}
-        if self.peak_flops is not None:
-            metrics["perf/mfu"] = per_device * self.cost.train_flops_per_token / self.peak_flops
+        if peak := peak_flops(self.run.hardware.device_name, self.run.hardware.precision):
+            metrics["perf/mfu"] = per_device * self.cost.train_flops_per_token / peak
         return metrics
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -192,7 +188,7 @@ class Monitor(L.Callback):
         step = trainer.global_step
         if not math.isfinite(found["val/loss"]):
             raise EndedError("diverged", f"the validation loss is {found['val/loss']} at step {step}")
-        metrics = {"tokens": step * self.tokens_per_step, "seconds": self.stopwatch.seconds, **found}
+        metrics = {"tokens": step * self.run.tokens_per_step, "seconds": self.stopwatch.seconds, **found}
         self._write(metrics, step)
         self.display.update(step, metrics)
         if trainer.state.fn == TrainerFn.FITTING:

@@ -80,7 +80,7 @@ def finish(
     rows, metrics = read_cells(folder.metrics), dict(metadata.metrics)
     for row in with_numbers(rows):
         metrics |= row  # so that the last value of each stays
-    metrics |= monitor.speed_metrics(monitor.speed.overall, run.hardware.world_size)
+    metrics |= monitor.speed_metrics(monitor.speed.overall)
     if run.compiled and monitor.warm_up_seconds is not None:
         metrics["perf/compile_seconds"] = monitor.warm_up_seconds
     summary = Summary(**vars(metadata) | {"metrics": metrics}, rows=described(rows)["checksum"])

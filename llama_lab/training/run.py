@@ -1,5 +1,6 @@
 """A run before training: config, folder, hardware and number of steps, all checked."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +40,12 @@ class Run:
     def tokens_per_step(self) -> int:
         """Tokens of one optimizer step, over all devices."""
         return int(self.cfg.train.batch_size * self.cfg.model.max_seq_len)
+
+    @property
+    def evaluate_every(self) -> int:
+        """Optimizer steps from one evaluation to the next."""
+        evaluations: int = self.cfg.train.evaluations
+        return math.ceil(self.steps / evaluations)
 
     @property
     def compiled(self) -> bool:

@@ -1,6 +1,5 @@
 """Training one run, from its config to a finished folder."""
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -9,13 +8,13 @@ from typing import Any
 import lightning as L
 import torch
 
-from llama_lab.config.components import build, build_model, check_decodes, model_cost
+from llama_lab.config.components import build_model, check_decodes, model_cost
 from llama_lab.data.data_module import TokenDataModule
 from llama_lab.data.dataset import Dataset
 from llama_lab.data.open import is_probe, open_dataset
 from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
 from llama_lab.devices.hardware import current_rank
-from llama_lab.devices.performance import keep_freed_memory, peak_flops
+from llama_lab.devices.performance import keep_freed_memory
 from llama_lab.devices.strategy import make_plugins, make_strategy
 from llama_lab.model import Decoder
 from llama_lab.model.init import linear_on_meta
@@ -30,13 +29,12 @@ from llama_lab.util.formatting import conjoin
 from .assemble import build_module
 from .checkpointing import Checkpointing
 from .compiling import compile_in_place, decide
-from .loggers import MetricsLogger, open_loggers
+from .loggers import open_loggers
 from .model_check import check_components, check_memory
 from .module import LanguageModel
 from .monitor import Monitor, TrainerLogger
 from .recording import finish, run_metadata
 from .run import Run
-from .schedule import steps_alike
 from .stop import EndedError, Outcome, StopRequest
 
 
@@ -66,16 +64,15 @@ def train(
         if metadata.epochs:
             read = (f"{name} {n:.2g} times{', so repeats it' * (n > 1)}" for name, n in metadata.epochs.items())
             display.print_line(f"data.mix: reads {conjoin([*read])}")
-        peak = peak_flops(run.hardware.device_name, run.hardware.precision)
-        monitor = Monitor(cfg.train.log_every, run.tokens_per_step, cost, peak, display, parts=metadata.epochs)
+        monitor = Monitor(run, cost, display, metadata.epochs)
         with session(run, metadata, dataset.tokenizer) as checkpoint:
             if start and is_first and not checkpoint:
                 start.save(run.folder.path)
                 for line in start.describe():
                     display.print_line(line)
             check_components(cfg, run.hardware)
-            with open_loggers(run, checkpoint, metadata) as loggers:
-                outcome = fit(run, module, data, monitor, checkpoint, loggers, callbacks)
+            with open_loggers(run, checkpoint, metadata) as monitor.loggers:
+                outcome = fit(run, module, data, monitor, checkpoint, callbacks)
                 if outcome == "done" and is_first:
                     finish(run, model, dataset, prompt, metadata, monitor)
     return outcome
@@ -125,18 +122,13 @@ def fit(
     data: TokenDataModule,
     monitor: Monitor,
     checkpoint: Path | None,
-    loggers: Sequence[MetricsLogger],
-    callbacks: Sequence[L.Callback] = (),
+    callbacks: Sequence[L.Callback],
 ) -> Outcome:
     """Run Lightning's loop from `checkpoint` or the start; if it ends early, write the status."""
-    cfg, folder = run.cfg, run.folder
+    folder = run.folder
     stop = StopRequest(folder.prune_request)
-    evaluate_every = math.ceil(run.steps / cfg.train.evaluations)
-    stable_step = steps_alike(build(cfg.schedule, "schedule"), run.steps)
-    checkpointing = Checkpointing(folder.checkpoint, cfg.train.checkpoint_every, evaluate_every, stop, stable_step)
-    monitor.loggers = loggers
-    every = [*callbacks, monitor, checkpointing]
-    trainer = make_trainer(run, module, every, logger=TrainerLogger(monitor), val_check_interval=evaluate_every)
+    every = [*callbacks, monitor, Checkpointing(run, stop)]
+    trainer = make_trainer(run, module, every, logger=TrainerLogger(monitor), val_check_interval=run.evaluate_every)
     outcome: Outcome = "done"
     try:
         with stop.listening():

@@ -1,5 +1,6 @@
 """Tokens per second is of training alone, whatever else takes time; MFU divides it by a dense peak we know."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from llama_lab.devices.hardware import Hardware
 from llama_lab.devices.performance import Speed, Stopwatch, peak_flops
 from llama_lab.model import Cost
 from llama_lab.training.module import LanguageModel
 from llama_lab.training.monitor import SLOW_STEPS, Monitor
 from llama_lab.util.display import Display
-from tests.training.tiny import Pieces, logged, pieces
+from tests.training.tiny import Pieces, logged, pieces, planned
 
 COST = Cost(32, 1, 1, 1, 2e9, 2e9, 6e9, 8, 256)
 COMPILING, STEP, EVALUATION, CHECKPOINT = 100.0, 2.0, 1000.0, 10_000.0  # seconds, by the fake clock
@@ -137,19 +139,20 @@ def test_speed_and_seconds_leave_out_compilation_evaluation_and_checkpoints_and_
 
 
 def test_mfu_is_flops_per_second_and_device_over_the_peak_of_one() -> None:
-    monitor = Monitor(10, 256, COST, 300e12, Display(Console(quiet=True), 1, {}))
-    metrics = monitor.speed_metrics(80_000.0, world_size=8)
+    run = replace(planned(), hardware=Hardware("gpu", 8, 1, "bf16-mixed", "NVIDIA A100-SXM4-80GB"))
+    monitor = Monitor(run, COST, Display(Console(quiet=True), 1, {}))
+    metrics = monitor.speed_metrics(80_000.0)
     assert metrics == {
         "perf/tokens_per_second": 80_000,
         "perf/tokens_per_second_per_device": 10_000,
-        "perf/mfu": pytest.approx(10_000 * 6e9 / 300e12),
+        "perf/mfu": pytest.approx(10_000 * 6e9 / 312e12),
     }
 
 
 def test_a_device_without_a_known_peak_has_a_speed_but_no_mfu() -> None:
-    monitor = Monitor(10, 256, COST, None, Display(Console(quiet=True), 1, {}))
-    assert monitor.speed_metrics(80_000.0, 8).keys() == {"perf/tokens_per_second", "perf/tokens_per_second_per_device"}
-    assert monitor.speed_metrics(None, 8) == {}
+    monitor = Monitor(planned(), COST, Display(Console(quiet=True), 1, {}))
+    assert monitor.speed_metrics(80_000.0).keys() == {"perf/tokens_per_second", "perf/tokens_per_second_per_device"}
+    assert monitor.speed_metrics(None) == {}
 
 
 # As torch.cuda.get_device_name tells them; dense bf16 TFLOP/s of NVIDIA's data sheets.

@@ -68,10 +68,10 @@ class Pieces:
         quiet_libraries()
         with (
             session(self.run, RunMetadata(), self.dataset.tokenizer) as checkpoint,
-            open_loggers(self.run, checkpoint, RunMetadata()) as loggers,
+            open_loggers(self.run, checkpoint, RunMetadata()) as self.monitor.loggers,
         ):
             callbacks = build_callbacks(self.run.cfg)
-            return fit(self.run, self.module, self.data, self.monitor, checkpoint, loggers, callbacks)
+            return fit(self.run, self.module, self.data, self.monitor, checkpoint, callbacks)
 
     @property
     def rows(self) -> list[dict[str, float]]:
@@ -101,7 +101,7 @@ def pieces(*overrides: str, stopwatch: Stopwatch | None = None, **replaced: Any)
     } | replaced
     display = Display(Console(quiet=True), run.steps, {})
     cost = measure_cost(arguments["model"])
-    monitor = Monitor(cfg.train.log_every, run.tokens_per_step, cost, None, display, stopwatch)
+    monitor = Monitor(run, cost, display, stopwatch=stopwatch)
     module = arguments.pop("kind")(**arguments)
     return Pieces(run, dataset, data, module, monitor)
 

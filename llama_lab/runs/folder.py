@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.grammar import escape, override_key
 from llama_lab.config.schema import CHANGEABLE, COMPONENTS, EXTENDABLE, UNNAMED, belongs, flatten, keys_of, option_file
-from llama_lab.config.trust import stored_config, with_text
+from llama_lab.config.trust import stored_config, unescape, with_text
 from llama_lab.data.hub import make_absolute
 from llama_lab.util.errors import ConfigError, FinishedRunError, first_line
 from llama_lab.util.files import discard, read_stamped, replace_text, stamped
@@ -93,7 +93,8 @@ def read_overrides(path: Path) -> list[str]:
     """The overrides that started a run; empty if not recorded."""
     file = path / OVERRIDES
     with reading(path, OVERRIDES):
-        return as_type(list[str], yaml.safe_load(read_stamped(file))) if file.exists() else []
+        overrides = as_type(list[str], yaml.safe_load(read_stamped(file))) if file.exists() else []
+        return [unescape(override) for override in overrides]
 
 
 class RunFolder:

@@ -13,7 +13,7 @@ from llama_lab.config.grammar import override_key
 from llama_lab.config.trust import Trust
 from llama_lab.devices.hardware import check_started, current_rank
 from llama_lab.runs.checkpoint import checkpoint_step
-from llama_lab.runs.folder import OVERRIDES, RESOLVED
+from llama_lab.runs.folder import RESOLVED, read_overrides
 from llama_lab.util.display import quiet_libraries
 from llama_lab.util.errors import ConfigError, first_line
 from llama_lab.util.files import report_disk_errors
@@ -93,8 +93,7 @@ def warn_of_differences(run: Run) -> None:
     if not (folder.path / RESOLVED).exists():
         return
     earlier = folder.config()
-    typed_before = OmegaConf.to_container(OmegaConf.load(folder.path / OVERRIDES), resolve=True)
-    assert isinstance(typed_before, list)
+    typed_before = read_overrides(folder.path)
     for override in run.overrides:
         if override_key(override) == "schedule.warmup" and override not in typed_before:
             kept = part_of(run.steps, "warmup", cfg.schedule.warmup)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from llama_lab import __version__
 from llama_lab.config.schema import UNNAMED
-from llama_lab.runs.folder import LOCK, RunFolder, arm_name, locked
+from llama_lab.runs.folder import LOCK, RunFolder, arm_name, locked, read_overrides, write_yaml
 from llama_lab.runs.stored import Environment
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config
@@ -37,6 +37,12 @@ def two_of_one_key(key: str, one: str, other: str) -> tuple[list[str], list[str]
 
 
 OVERRIDES = st.lists(st.builds("{}={}".format, KEYS, VALUES), max_size=6, unique_by=lambda o: o.split("=")[0])
+
+
+def test_overrides_are_read_as_they_were_typed(tmp_path: Path) -> None:
+    typed = ["optim.lr=${train.x}", r"data.prompt=\${", "seed=3"]
+    write_yaml(typed, tmp_path / "overrides.yaml")
+    assert read_overrides(tmp_path) == typed
 
 
 @given(OVERRIDES)

@@ -31,12 +31,7 @@ def check_multiples(key: str, multiples: Collection[Any]) -> None:
 
 
 def evaluation(
-    cfg: DictConfig,
-    dataset: Dataset,
-    model: Decoder,
-    hardware: Hardware,
-    step: int | None,
-    multiples: Sequence[float],
+    cfg: DictConfig, dataset: Dataset, model: Decoder, hardware: Hardware, step: int | None, multiples: Sequence[float]
 ) -> Evaluation:
     """The losses of a run's `model` after `step` steps, on one device.
 
@@ -48,8 +43,8 @@ def evaluation(
         print(f"evaluating at {times} x {model.max_seq_len:,} tokens", flush=True)
     if hardware.precision == "bf16-true":
         model.bfloat16()
-    with hardware.autocast():
-        lengths = losses_at_lengths(model, dataset.val_windows, multiples, batch_tokens(cfg), hardware.torch_device)
+    with hardware.autocast(), evaluating_on(model, hardware.torch_device):
+        lengths = losses_at_lengths(model, dataset.val_windows, multiples, batch_tokens(cfg))
     if dataset.entropy_floor is None:
         lengths = [replace(entry, accuracy=None) for entry in lengths]  # says little of text
     trained = lengths[0]
@@ -85,23 +80,16 @@ def surroundings(hardware: Hardware, step: int | None) -> Evaluation:
 
 
 def losses_at_lengths(
-    model: Decoder,
-    windows: Callable[[int], Validation],
-    multiples: Sequence[float],
-    batch_tokens: int,
-    device: torch.device,
+    model: Decoder, windows: Callable[[int], Validation], multiples: Sequence[float], batch_tokens: int
 ) -> list[LengthLoss]:
-    """The losses at the trained length, then at `multiples` of it, in ascending order.
+    """The losses at the trained length, then at `multiples` of it, in ascending order, of a model `evaluating_on`.
 
     Lengths are rounded to whole tokens. windows: makes the validation windows of a length. A batch holds
     about `batch_tokens` tokens, and at least one window.
     """
     longer = {round(multiple * model.max_seq_len) for multiple in multiples} - {model.max_seq_len}
-    with evaluating_on(model, device):
-        return [
-            loss_at_length(model, windows(length), length, batch_tokens)
-            for length in (model.max_seq_len, *sorted(longer))
-        ]
+    lengths = (model.max_seq_len, *sorted(longer))
+    return [loss_at_length(model, windows(length), length, batch_tokens) for length in lengths]
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from llama_lab.data.windows import Tokens, ValWindows
 from llama_lab.evaluation.evaluate import evaluate
-from llama_lab.evaluation.lengths import losses_at_lengths
+from llama_lab.evaluation.lengths import evaluating_on, losses_at_lengths
 from llama_lab.model import Decoder
 from llama_lab.runs.evaluation import Evaluation, LengthLoss
 from llama_lab.runs.folder import RunFolder
@@ -52,7 +52,8 @@ def stream(length: int) -> Tokens:
 
 def at_lengths(model: Decoder, tokens: Tokens, *multiples: float, batch_tokens: int = 4 * CONTEXT) -> list[LengthLoss]:
     """The losses on the CPU."""
-    return losses_at_lengths(model, partial(ValWindows, tokens), multiples, batch_tokens, CPU)
+    with evaluating_on(model, CPU):
+        return losses_at_lengths(model, partial(ValWindows, tokens), multiples, batch_tokens)
 
 
 @torch.no_grad()

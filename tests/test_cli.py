@@ -88,15 +88,8 @@ def test_a_run_s_folder_is_named_by_recipe_arm_and_seed_and_complete(finished: R
     assert (name, seed) == ("llama", "seed=1")
     assert arm.startswith("data.document_chars=500-data.files=")
     there = {path.name for path in finished.run.iterdir()}
-    assert there >= {
-        "resolved.yaml",
-        "overrides.yaml",
-        "environment.json",
-        "metrics.csv",
-        "summary.json",
-        "status.json",
-    }
-    assert there >= {"checkpoints", "tensorboard", "wandb"}
+    assert there >= {"resolved.yaml", "overrides.yaml", "environment.json", "metrics.csv", "summary.json"}
+    assert there >= {"status.json", "checkpoints", "tensorboard", "wandb"}
     assert [path.name for path in (finished.run / "checkpoints").iterdir()] == ["last.ckpt"]
     assert list(finished.run.rglob("*.tmp")) == []
     assert [path.name for path in finished.cwd.iterdir()] == ["runs"], "litter"

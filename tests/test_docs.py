@@ -202,14 +202,10 @@ def anchor(heading: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_path_that_is_named_exists(page: str) -> None:
+def test_every_path_that_is_named_exists_and_defines_what_a_page_says_to_be_there(page: str) -> None:
     for span in spans(PAGES[page]):
         if re.fullmatch(r"[\w./*-]+", span) and span.partition("/")[0] in OURS:
             assert list(ROOT.glob(span.rstrip("/"))), span
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_says_to_be_in_a_file_is_defined_there(page: str) -> None:
     for name, file in re.findall(r"`([\w.]+)`(?:\s+in\s+|\s+\()`((?:llama_lab|benchmarks)/[\w/]+\.py)`", PAGES[page]):
         source = (ROOT / file).read_text(encoding="utf-8")
         assert re.search(rf"\b(def|class) {name.rpartition('.')[2]}\b", source), f"{name} in {file}"

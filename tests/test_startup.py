@@ -34,27 +34,10 @@ LanguageModel.training_step = first_step
 train_command()
 """
 # Large packages that no run needs that writes a CSV alone. PyTorch's optimizers import torch._dynamo, and so SymPy.
-NEEDLESS = [
-    "pandas",
-    "sklearn",
-    "datasets",
-    "pyarrow",
-    "tensorboard",
-    "torch.utils.tensorboard",
-    "wandb",
-    "ray",
-    "hypothesis",
-    "IPython",
-    "torchvision",
-    "torch._inductor.compile_fx",
-    "benchmarks",
-    "llama_lab.estimate",
-    "llama_lab.analysis",
-    "llama_lab.report",
-    "llama_lab.study",
-    "llama_lab.launching.engine",
-    "llama_lab.evaluation.plot",
-]
+NEEDLESS = ["pandas", "sklearn", "datasets", "pyarrow", "tensorboard", "torch.utils.tensorboard", "wandb", "ray"]
+NEEDLESS += ["hypothesis", "IPython", "torchvision", "torch._inductor.compile_fx", "benchmarks", "llama_lab.estimate"]
+NEEDLESS += ["llama_lab.analysis", "llama_lab.report", "llama_lab.study", "llama_lab.launching.engine"]
+NEEDLESS += ["llama_lab.evaluation.plot"]
 TORCHMETRICS = ["torchmetrics", "matplotlib", "PIL", "scipy", "transformers", "jinja2"]  # it imports the rest, if there
 
 

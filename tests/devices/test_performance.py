@@ -192,7 +192,4 @@ OTHERS = ("Tesla V100-SXM2-16GB", "Tesla T4", "AMD Instinct MI300X", "cpu", "mps
 @pytest.mark.parametrize("name", [*(f"NVIDIA {name}" for name in (*UNKNOWN, *SLICES)), *OTHERS])
 def test_a_device_we_do_not_know_or_a_slice_of_one_has_no_peak(name: str) -> None:
     assert peak_flops(name, "bf16-mixed") is None
-
-
-def test_float32_has_no_peak() -> None:
     assert peak_flops("NVIDIA H100 80GB HBM3", "32-true") is None

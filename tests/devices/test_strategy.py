@@ -31,13 +31,12 @@ from llama_lab.runs.checkpoint import (
     newest_whole,
     read_checkpoint,
 )
-from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Summary
 from llama_lab.training.module import LanguageModel
 from llama_lab.util.errors import ConfigError
 from tests.composing import decoder, kinds, options
-from tests.conftest import Command, Ran, RunTrain, needs_compiler
+from tests.conftest import Ran, RunTrain, needs_compiler
 from tests.training.stopping import Power, cut, while_replacing_the_checkpoint
 from tests.training.tiny import (
     LOOPBACK,
@@ -166,13 +165,6 @@ def test_two_shards_log_what_one_device_logs_and_end_with_its_one_checkpoint_fil
     assert ours["model.embedding.head.weight"].data_ptr() == ours["model.embedding.tokens.weight"].data_ptr()
     assert Summary.load(two.run).metrics["val/loss"] == rows(two.run)[-1]["val/loss"]
     assert (two.run / "sample.txt").read_text() == (one / "sample.txt").read_text()
-
-
-def test_the_evaluation_of_a_sharded_run_finds_the_loss_that_its_training_found(two: Ran, evaluating: Command) -> None:
-    ran = evaluating(f"run={two.run}", "eval.parts=[loss]", "trainer.accelerator=cpu")
-    assert (ran.code, ran.err) == (0, "")
-    found = Evaluation.load(two.run)
-    assert found.metrics["val/loss"] == pytest.approx(rows(two.run)[-1]["val/loss"], abs=1e-6)
 
 
 @pytest.fixture

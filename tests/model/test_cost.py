@@ -192,14 +192,6 @@ class AddedMatrix(GroupedQueryAttention):
         nn.init.zeros_(self.gain)
 
 
-class UnusedMatrix(GroupedQueryAttention):
-    """Attention with an nn.Linear that its forward pass does not use."""
-
-    def __init__(self, dim: int, **arguments: Any) -> None:
-        super().__init__(dim, **arguments)
-        self.gate = nn.Linear(dim, dim)
-
-
 class LowRank(nn.Linear):
     """An nn.Linear with more matrices than its weight."""
 
@@ -240,7 +232,6 @@ def test_a_mixture_of_experts_counts_what_a_token_uses() -> None:
         ("ffn", LowRank, r"has matrices outside of nn\.Linear"),
         ("ffn", Twice, "uses a Linear 2 times per token"),
         ("attention", AddedMatrix, r"has matrices outside of nn\.Linear"),
-        ("attention", UnusedMatrix, "uses a Linear 0 times per token"),
     ],
 )
 def test_a_component_whose_cost_nobody_knows_is_an_error_that_names_the_hook(

@@ -30,20 +30,6 @@ for module in sys.argv[1:]:
     assert os.waitpid(fork, 0)[1] == 0
 """
 
-# Eight forks, as above, at once: each takes the cosines of many angles as its first parallel work, and prints the
-# largest error.
-COSINES = """
-import os, torch
-torch.set_num_threads(4)
-for _ in range(8):
-    if not os.fork():
-        import llama_lab.model
-        angles = torch.arange(1 << 18, dtype=torch.float32) / 997
-        errors = [(f(angles).double() - f(angles.double())).abs().max() for f in (torch.cos, torch.sin)]
-        print(float(max(errors)), flush=True)
-        os._exit(0)
-assert [os.wait()[1] for _ in range(8)] == [0] * 8
-"""
 MODULES = ["llama_lab.model", "llama_lab.training.command"]
 
 
@@ -68,17 +54,3 @@ def test_every_function_that_pytorch_hands_to_mkl_is_called() -> None:
     mkl |= {"Tanh", "Trunc", "Log1p", "Expm1", "Sinh", "Cosh", "Pow", "CdfNorm", "TGamma", "LGamma", "Asinh", "Acosh"}
     used = {name for name in mkl if f"\0vms{name}\0".encode() in compiled}
     assert {name.lower().replace("ln", "log") for name in used} == {*VECTOR_MATH.split()}
-
-
-@pytest.mark.process
-@pytest.mark.slow
-def test_processes_started_under_load_have_accurate_tables() -> None:
-    load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
-    try:
-        command = [sys.executable, "-c", COSINES]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250)
-        assert len(done.stdout.split()) == 8
-        assert max(map(float, done.stdout.split())) < 2e-7
-    finally:
-        for process in load:
-            process.kill()

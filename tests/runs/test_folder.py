@@ -64,28 +64,13 @@ def test_different_overrides_make_different_arms(two: tuple[list[str], list[str]
     assert arm_name(some) != arm_name(others)
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "name=mine",
-        "seed=7",
-        "runs_dir=/elsewhere",
-        "overwrite=true",
-        "resume=runs/llama/base/seed=1",
-        "train.log_every=3",
-        "train.prompt=def",
-        "train.recompute=block",
-        "train.telemetry=true",
-        "trainer.profile=true",
-        "logger=none",
-        "logger.project=mine",
-        "trainer=ddp",
-        "trainer.devices=2",
-        "data.cache_dir=/scratch",
-        "hydra.verbose=true",
-        "+hydra.verbose=true",
-    ],
-)
+WATCHING = "name=mine seed=7 runs_dir=/elsewhere overwrite=true resume=runs/llama/base/seed=1 train.log_every=3"
+WATCHING += " train.prompt=def train.recompute=block train.telemetry=true trainer.profile=true logger=none"
+WATCHING += " logger.project=mine trainer=ddp trainer.devices=2 data.cache_dir=/scratch hydra.verbose=true"
+WATCHING += " +hydra.verbose=true"
+
+
+@pytest.mark.parametrize("override", WATCHING.split())
 def test_where_and_how_a_run_is_watched_makes_no_arm(override: str) -> None:
     assert arm_name(["norm=layernorm", override]) == "norm=layernorm"
     assert arm_name([override]) == "base"
@@ -115,7 +100,6 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "seed=1")
 
 
-BYTES = "tokenizer.sample_bytes"
 CHOSEN = {"norm": "rmsnorm", "schedule": "cosine", "logger": "tensorboard"}
 
 

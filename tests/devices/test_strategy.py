@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -170,10 +169,7 @@ def test_two_shards_log_what_one_device_logs_and_end_with_its_one_checkpoint_fil
 @pytest.fixture
 def mesh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """This process alone, as a group."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     torch.distributed.destroy_process_group()
 

@@ -120,13 +120,6 @@ def test_kv_cache_bytes_are_the_published_ones(arch: str, size: str, per_token: 
     assert (per_token == 524_288) == (cost.kv_bytes == 2**30)
 
 
-def test_windows_bound_the_kv_cache_of_their_layers() -> None:
-    model = decoder("arch=gemma2", "model.n_layers=4")  # a window of 16 on two of four layers
-    cost = measure_cost(model, 32, kv_dtype=torch.float32)
-    assert cost.kv_bytes_per_token == 4 * 2 * 2 * 8 * 4
-    assert cost.kv_bytes == (2 * 32 + 2 * 16) * 2 * 2 * 8 * 4
-
-
 GQA = ("attention=gqa", "model.n_kv_heads=2")
 
 

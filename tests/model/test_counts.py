@@ -5,6 +5,7 @@ The limits are what was counted. If a change lowers a count, lower its limit; if
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,13 +68,8 @@ def training(model: Decoder) -> Callable[[], object]:
 
 def decoding(model: Decoder) -> Callable[[], object]:
     """One token."""
-    step, token = eager_step(model, model.new_state(1)), torch.zeros(1, 1, dtype=torch.long)
-
-    def decode() -> None:
-        with torch.no_grad():
-            step(token)
-
-    return decode
+    step = eager_step(model, model.new_state(1))
+    return torch.no_grad()(partial(step, torch.zeros(1, 1, dtype=torch.long)))
 
 
 def test_a_layer_s_training_step_takes_no_more_calls_than_it_did() -> None:

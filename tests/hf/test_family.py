@@ -214,69 +214,23 @@ def test_files_of_older_versions_are_read_as_newer_ones() -> None:
     )
 
 
-# What config.json of the published models holds, and the options that are the same model here.
-PUBLISHED: dict[str, dict[str, Any]] = {
-    "arch=gpt_neox size=pythia_70m": {
-        "architectures": ["GPTNeoXForCausalLM"],
-        "hidden_act": "gelu",
-        "hidden_size": 512,
-        "intermediate_size": 2048,
-        "layer_norm_eps": 1e-05,
-        "max_position_embeddings": 2048,
-        "model_type": "gpt_neox",
-        "num_attention_heads": 8,
-        "num_hidden_layers": 6,
-        "rotary_emb_base": 10000,
-        "rotary_pct": 0.25,
-        "tie_word_embeddings": False,
-        "torch_dtype": "float16",
-        "use_parallel_residual": True,
-        "vocab_size": 50304,
-    },
-    "arch=falcon size=falcon_7b": {
-        "alibi": False,
-        "apply_residual_connection_post_layernorm": False,
-        "auto_map": {"AutoConfig": "configuration_falcon.FalconConfig"},
-        "bias": False,
-        "hidden_size": 4544,
-        "layer_norm_epsilon": 1e-05,
-        "model_type": "falcon",
-        "multi_query": True,
-        "new_decoder_architecture": False,
-        "num_attention_heads": 71,
-        "num_hidden_layers": 32,
-        "parallel_attn": True,
-        "vocab_size": 65024,
-    },
-    "arch=gemma2 size=gemma2_2b": {
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
-        "head_dim": 256,
-        "hidden_act": "gelu_pytorch_tanh",
-        "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "max_position_embeddings": 8192,
-        "model_type": "gemma2",
-        "num_attention_heads": 8,
-        "num_hidden_layers": 26,
-        "num_key_value_heads": 4,
-        "query_pre_attn_scalar": 256,
-        "rms_norm_eps": 1e-06,
-        "rope_theta": 10000.0,
-        "sliding_window": 4096,
-        "vocab_size": 256000,
-    },
+# Options that are published models, their model_type, and what they have that is not the default of its class.
+PYTHIA = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6, "num_attention_heads": 8}
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "arch=gpt2 size=gpt2": ("gpt2", {}),
+    "arch=gpt_neox size=pythia_70m": ("gpt_neox", PYTHIA | {"vocab_size": 50304}),
+    "arch=llama size=llama_7b": ("llama", LLAMA_1),
+    "arch=falcon size=falcon_7b": ("falcon", {}),
+    "arch=gemma2 size=gemma2_2b": ("gemma2", {}),
 }
 
 
 @pytest.mark.parametrize("choices", PUBLISHED)
 def test_the_config_of_a_published_model_is_that_of_the_recipe_at_its_size(choices: str) -> None:
-    theirs = PUBLISHED[choices]
-    cfg = compose_config(*choices.split())
-    ours = flat_settings(OmegaConf.to_container(cfg.model, resolve=True))
-    family = next(f for f in FAMILIES if f.model_type == theirs["model_type"] and not f.variant)
-    found = family.read_config(theirs)
+    model_type, changes = PUBLISHED[choices]
+    ours = flat_settings(OmegaConf.to_container(compose_config(*choices.split()).model, resolve=True))
+    family = next(f for f in FAMILIES if f.model_type == model_type and not f.variant)
+    found = family.read_config(AutoConfig.for_model(model_type).to_dict() | changes)
     assert {key: (value, ours.get(key)) for key, value in found.items() if not equal(value, ours.get(key))} == {}
     assert found.keys() == ours.keys()
 

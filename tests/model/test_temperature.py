@@ -1,14 +1,11 @@
-"""Temperatures of queries: their formulas, and that they multiply the scores of each query."""
+"""Temperatures of queries: their formulas. In a model: the Ministrals of test_families.py, and test_cache.py."""
 
 import math
 
 import pytest
 import torch
-from torch import nn
 from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
-from llama_lab.model.attention_context import AttentionContext
-from llama_lab.model.encoding import Position
 from llama_lab.model.temperature import LogTemperature, StepTemperature
 from tests.composing import decoder
 
@@ -44,19 +41,3 @@ def test_every_attention_takes_every_temperature() -> None:
     for kind in ("mqa", "gqa", "mla"):
         model = decoder(f"attention={kind}", f"model.attention.temperature={chosen}")
         assert model.blocks[0].attention.temperature == StepTemperature(0.2, 4)
-
-
-@pytest.mark.parametrize("positions", [torch.arange(3, 9), torch.stack((torch.arange(6), torch.arange(4, 10)))])
-def test_a_temperature_multiplies_the_scores_of_its_query(positions: torch.Tensor) -> None:
-    """Positions of all sequences, or of each: attention to one query's keys is that of a scale of its own."""
-    model = decoder("attention=mha_step_temperature", "model.attention.temperature.step=4")
-    layer, x = model.blocks[0].attention, torch.randn(2, 6, 32)
-    for p in layer.parameters():
-        nn.init.normal_(p, 0.0, 0.5)
-    mixed = layer(x, AttentionContext(Position(), positions, 0, int(positions.max())))
-    temperature, layer.temperature = layer.temperature, None
-    for row in range(2):
-        for i, position in enumerate(positions[row] if positions.ndim > 1 else positions):
-            layer.scale = 8**-0.5 * float(temperature(position[None]))
-            alone = layer(x[[row]], AttentionContext(Position(), positions[row] if positions.ndim > 1 else positions))
-            torch.testing.assert_close(mixed[row, i], alone[0, i], rtol=1e-4, atol=1e-5)

@@ -47,10 +47,8 @@ class FolderIndex(Index):
     files: dict[str, FileIndex]
     halves: list[SplitIndex]
 
-    def of_half(self, half: str | None) -> Self:
-        """The same with this half of the validation documents, which is other data; None: with all of them."""
-        if half is None:
-            return self
+    def of_half(self, half: str) -> Self:
+        """The same with this half of the validation documents, which is other data."""
         return replace(self, val=self.halves[HALVES.index(half)], data_hash=json_hash([self.data_hash, half], 16))
 
 
@@ -110,8 +108,7 @@ class TokenStream:
         try:
             self.check(start, stop)
         except DamagedFolderError as error:
-            damage = f"the token folder {self._file.parent} is damaged, {error}"
-            raise ConfigError(f"data.cache_dir: {damage}; delete the folder, and it is built again") from error
+            raise ConfigError(f"data.cache_dir: {self._file.parent} is damaged, {error}; delete the folder") from error
         return self._bytes[start:stop].view(self._dtype)
 
     def check(self, start: int, stop: int) -> None:

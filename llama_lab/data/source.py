@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import sysconfig
-from abc import ABC, abstractmethod
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -59,13 +58,12 @@ def encoded(texts: Iterable[str], total: int, progress: ReportProgress, phase: s
     progress(total, total, phase)
 
 
-class _Files(ABC):
-    """Base class of sources that read files."""
+class _Files(Protocol):
+    """A source that reads files."""
 
     _settings: str  # all else that determines the documents
 
     @cached_property
-    @abstractmethod
     def _paths(self) -> list[Path]: ...
 
     def fingerprint(self) -> str:

@@ -59,7 +59,7 @@ class TokenDataset(TextDataset):
 
     def __init__(self, folder: Path, index: FolderIndex, half: str | None = None, builds: Sequence[str] = ()):
         self.folder, self.half, self.builds = folder, half, builds
-        self.index: FolderIndex = index.of_half(half)
+        self.index: FolderIndex = index.of_half(half) if half else index
         self._whole = index
 
     def validated_on(self, half: str | None) -> "TokenDataset":

@@ -4,10 +4,10 @@ import os
 import re
 import signal
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from llama_lab.devices.site import Site
 from llama_lab.runs.folder import OUTPUT, locked
@@ -109,7 +109,7 @@ class Job:
             return output.read().decode(errors="replace").splitlines()[-most:]
 
 
-class Engine(ABC):
+class Engine(Protocol):
     """Runs jobs. Its constructor raises ConfigError for settings that cannot work.
 
     site: the machines on which jobs run. max_parallel: how many jobs run at a time; None if a cluster decides.
@@ -118,26 +118,21 @@ class Engine(ABC):
     site: Site
     max_parallel: int | None = None
 
-    @abstractmethod
     def open(self) -> str:
         """Acquire what the jobs need; return where they run, such as `2 slots: cpu 1, cpu 2`. Raises ConfigError."""
 
-    @abstractmethod
     def start(self, jobs: Sequence[Job], running: Sequence[Job], more: bool) -> Sequence[Job]:
         """Start some of the jobs, each in a folder of its own; return these. more: whether others will follow."""
 
-    @abstractmethod
     def poll(self, job: Job) -> int | str | None:
         """Update where a started job is at work; return its exit status, negative for a signal, or why there is none.
 
         None until all processes of the run have exited.
         """
 
-    @abstractmethod
     def stop(self, running: Sequence[Job]) -> None:
         """Ask the runs to save and stop, as Ctrl-C does; the queue waits until they have."""
 
-    @abstractmethod
     def close(self, running: Sequence[Job]) -> None:
         """Release all resources. running: the runs left after an error or a second Ctrl-C."""
 

@@ -20,7 +20,6 @@ import pytest
 from tests.conftest import TRAIN, RunTrain
 from tests.launching.conftest import TRAINING, Launcher, Sweep, ended, mark, saved, sessions, status
 from tests.processes import at_work_in, listening, wait_until
-from tests.search.searches import PRUNING, pruned
 from tests.training.tiny import identical, logged, repeatable, trained_state
 
 pytestmark = [
@@ -114,12 +113,6 @@ def test_a_crash_is_reported_with_its_last_lines_and_not_tried_again(on_ray: Swe
         assert ran.out.count(f"a/seed={seed}: begins") == 1
     assert "  the last words" in ran.out
     assert status(ran.cwd, 2) == "done"
-
-
-def test_a_search_prunes_its_tasks(run_train: RunTrain, tiny: list[str], cluster: str) -> None:
-    ran = run_train(*tiny, *PRUNING, "hydra/launcher=ray", f"hydra.launcher.address={cluster}", **VARIABLES)
-    pruned(ran)
-    assert "pruned, stopped by the search at step" in ran.out
 
 
 def test_a_cluster_that_does_not_answer_is_reported_in_one_line(on_ray: Sweep) -> None:

@@ -136,6 +136,18 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def asked_counts(trainer: DictConfig, what: str) -> tuple[int, int]:
+    """The devices per node, and the nodes, on a machine that is not known; 1 for `auto`.
+
+    Raises ConfigError, which says `what` needs them, for numbers below 1.
+    """
+    asked = {key: 1 if trainer[key] == "auto" else int(trainer[key]) for key in ("devices", "num_nodes")}
+    for key, number in asked.items():
+        if number < 1:
+            raise ConfigError(f"trainer.{key}={number}: {what} needs a number, such as trainer.{key}=8")
+    return asked["devices"], asked["num_nodes"]
+
+
 def check_strategy(wanted: str) -> None:
     """Raise ConfigError for an unknown strategy."""
     if wanted not in STRATEGIES:

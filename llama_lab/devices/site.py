@@ -6,7 +6,7 @@ from omegaconf import DictConfig
 
 from llama_lab.util.errors import ConfigError
 
-from .hardware import Hardware, check_strategy, choose_accelerator, choose_hardware, choose_precision
+from .hardware import Hardware, asked_counts, check_strategy, choose_accelerator, choose_hardware, choose_precision
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,8 @@ class Site:
         if not self.elsewhere:
             return choose_hardware(trainer, micro_batches)
         check_strategy(trainer.strategy)
-        for key in ("devices", "num_nodes"):  # one for `auto`
-            if trainer[key] == -1:
-                raise ConfigError(f"trainer.{key}=-1: hydra/launcher={self.launcher} needs a number per run")
-            if trainer[key] == "auto":
-                trainer[key] = 1
-            if trainer[key] < 1:
-                raise ConfigError(f"trainer.{key}={trainer[key]}: must be a positive whole number, or auto")
+        devices, nodes = asked_counts(trainer, f"hydra/launcher={self.launcher}")
         name, precision, sharded = trainer.accelerator, trainer.precision, trainer.strategy == "fsdp"
         if precision != "auto":
             precision = choose_precision(precision, name, has_bf16=True)
-        return Hardware(name, trainer.devices, trainer.num_nodes, precision, name, sharded, elsewhere=True)
+        return Hardware(name, devices, nodes, precision, name, sharded, elsewhere=True)

@@ -32,7 +32,7 @@ from llama_lab.config.components import build, model_cost
 from llama_lab.config.layers import shallower
 from llama_lab.data.data_module import micro_batches_per_step, multiples_around
 from llama_lab.data.open import is_probe, open_probe
-from llama_lab.devices.hardware import check_strategy, choose_accelerator, choose_precision
+from llama_lab.devices.hardware import asked_counts, check_strategy, choose_accelerator, choose_precision
 from llama_lab.devices.performance import Device, device_memory, named, options
 from llama_lab.model import Cost
 from llama_lab.model.cost import count
@@ -306,7 +306,8 @@ def asked_setup(cfg: DictConfig) -> Setup:
     Raises ConfigError for invalid numbers.
     """
     check_strategy(cfg.trainer.strategy)
-    world, micro = asked_count(cfg, "devices") * asked_count(cfg, "num_nodes"), cfg.train.micro_batch_size
+    devices, nodes = asked_counts(cfg.trainer, "an estimate")
+    world, micro = devices * nodes, cfg.train.micro_batch_size
     budget_steps(cfg, 1)  # checks the numbers that are used below
     batch_size = nearest_multiple(cfg.train.batch_size, world * (micro or 1))
     return setup_of(cfg, cfg.trainer.strategy == "fsdp", world, batch_size)
@@ -316,14 +317,6 @@ def setup_of(cfg: DictConfig, sharded: bool, world: int, batch_size: int) -> Set
     """The setup in which devices share a batch as `train.micro_batch_size` says, which must divide it."""
     accumulate = micro_batches_per_step(batch_size, cfg.train.micro_batch_size, world)
     return Setup(sharded, world, batch_size, batch_size // world // accumulate, cfg.model.max_seq_len)
-
-
-def asked_count(cfg: DictConfig, key: str) -> int:
-    """The number of `devices` per node, or of `num_nodes`; 1 for `auto`. Raises ConfigError."""
-    asked = cfg.trainer[key]
-    if asked != "auto" and asked < 1:
-        raise ConfigError(f"trainer.{key}={asked}: an estimate needs a number, such as trainer.{key}=8")
-    return 1 if asked == "auto" else int(asked)
 
 
 def nearest_multiple(number: int, unit: int) -> int:

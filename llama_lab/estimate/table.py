@@ -6,11 +6,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from llama_lab.devices.hardware import asked_counts
 from llama_lab.runs.result_table import state_rows
 from llama_lab.util.display import fact_table, plain_table
 from llama_lab.util.formatting import duration, scale, three_digits
 
-from .estimate import USABLE, Column, Estimate, Memory, asked_count
+from .estimate import USABLE, Column, Estimate, Memory
 
 ROWS = {
     "weights": "weights",
@@ -101,7 +102,7 @@ def verdict(estimate: Estimate, column: Column) -> str:
             f"{asked.layout} does not fit, and nothing does on any number of them, at any micro-batch or context: "
             f"choose a device of more memory"
         )
-    near, per_node = column.nearest, asked_count(estimate.cfg, "devices")
+    near, (per_node, _) = column.nearest, asked_counts(estimate.cfg.trainer, "an estimate")
     one_node = asked.devices == per_node
     world = f"trainer.devices={near.devices}" if one_node else f"trainer.num_nodes={near.devices // per_node}"
     typed = {

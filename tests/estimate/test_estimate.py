@@ -288,13 +288,6 @@ def test_published_speeds_are_plausible_utilisations(case: str) -> None:
     assert replace(estimate, mfu=mfu).tokens_per_second == pytest.approx(speed)
 
 
-@pytest.mark.slow
-def test_with_all_scores_counted_torchtitan_s_utilisation_is_its_own() -> None:
-    cost = estimated_on("h100", "size=llama3_8b", "arch=llama3", *SHARED).cost
-    assert 6667 * 3 * cost.flops_per_token_dense / 989e12 == pytest.approx(0.39, abs=0.005)
-    assert 5762 * 3 * cost.flops_per_token_dense / 989e12 == pytest.approx(0.335, abs=0.01)
-
-
 def test_time_is_flops_over_devices_peak_and_utilisation() -> None:
     estimate = estimated_on("h100", "arch=llama2", "train.tokens=1e9", "trainer.devices=4", "estimate_mfu=0.25")
     assert estimate.tokens == int(1e9) // (16 * 256) * 16 * 256

@@ -35,7 +35,7 @@ NOTICED = 5 * TOLERANCE  # by how much a near miss must miss; the smallest is GE
 class Family:
     """An independent model, and the overrides that compose ours.
 
-    table: where each of our parameters is in theirs; the rows of it that `tests/hf` checks by hand are its own.
+    table: where each of our parameters is in theirs.
     near_misses: overrides that change what we compute but not our parameters' shapes, and so must break parity.
     """
 

@@ -46,13 +46,10 @@ def tokens() -> Tensor:
 
 
 @torch.no_grad()
-def test_an_imported_model_has_their_logits(case: Case, tokens: Tensor) -> None:
+def test_an_imported_model_has_their_logits_and_writes_their_text(case: Case, tokens: Tensor) -> None:
     expected = their_logits(case.theirs, tokens)
     assert expected.std() > 0.5
     assert (case.ours.model(tokens) - expected).abs().max() <= TOLERANCE
-
-
-def test_an_imported_model_writes_their_text(case: Case, tokens: Tensor) -> None:
     prompts = tokens[:, :PROMPT]
     assert our_text(case.ours.model, prompts) == their_text(case.theirs, prompts)
 

@@ -82,15 +82,6 @@ def test_a_query_sees_what_all_settings_let_it_see(
         assert rule.mean_keys(length) == sum(map(sum, seen)) / length
 
 
-@pytest.mark.parametrize("position", POSITIONS)
-@torch.no_grad()
-def test_every_kernel_has_the_same_rule(position: str) -> None:
-    for rule in (Mask(), WINDOW, CHUNK, PREFIX, Mask(window=4, prefix=7), Mask(chunk=5, prefix=7)):
-        for document_start_id in (None, END_OF_TEXT):
-            fused, reference = (model_of(position, rule, kernel, document_start_id)(packed()) for kernel in KERNELS)
-            torch.testing.assert_close(fused, reference, rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("position", "kernel"),
     [(position, kernel) for position in kinds("position") for kernel in KERNELS if (position, kernel) != NO_KERNEL],

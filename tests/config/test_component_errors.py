@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Command, Ran
+from tests.training.tiny import own_options
 
 NORM = """import os
 
@@ -38,13 +39,9 @@ PLACE = f"users_lab/norm.py:{LINE}, in fail_at"
 @pytest.fixture
 def norm(tmp_path: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The overrides of a run with a norm of the user's, which fails at the moment that FAIL_AT names."""
-    package, conf = tmp_path / "package", tmp_path / "conf"
-    (package / "users_lab").mkdir(parents=True)
-    (package / "users_lab" / "norm.py").write_text(NORM)
-    (conf / "norm").mkdir(parents=True)
-    (conf / "norm" / "mine.yaml").write_text("# @package model.norm\n_target_: users_lab.norm.Norm\n_partial_: true\n")
-    monkeypatch.syspath_prepend(package)
-    return [f"--config-dir={conf}", *tiny, "norm=mine", "train.tokens=512", "arm=a"]
+    option = {"norm/mine": "_target_: users_lab.norm.Norm\n_partial_: true"}
+    conf = own_options(tmp_path, monkeypatch, "users_lab/norm.py", NORM, option)
+    return [conf, *tiny, "norm=mine", "train.tokens=512", "arm=a"]
 
 
 def assert_reported(ran: Ran) -> None:

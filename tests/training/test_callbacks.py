@@ -7,6 +7,7 @@ import pytest
 
 from llama_lab.runs.metrics import read_metrics
 from tests.conftest import Command
+from tests.training.tiny import own_options
 
 CALLBACKS = """import lightning as L
 from torch import nn
@@ -46,21 +47,10 @@ class Telling(nn.Module):
 @pytest.fixture
 def mine(tmp_path: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The overrides of a short run of 8 steps that logs every second one, with options of a user's own."""
-    package, conf = tmp_path / "package", tmp_path / "conf"
-    (package / "callback_lab").mkdir(parents=True)
-    (package / "callback_lab" / "own.py").write_text(CALLBACKS)
-    for group, name, text in (
-        (
-            "callbacks",
-            "counting",
-            "# @package callbacks\ncounting: {_target_: callback_lab.own.Counting, name: trial/step, fails: false}\n",
-        ),
-        ("ffn", "telling", "# @package model.ffn\n_target_: callback_lab.own.Telling\n_partial_: true\n"),
-    ):
-        (conf / group).mkdir(parents=True)
-        (conf / group / f"{name}.yaml").write_text(text)
-    monkeypatch.syspath_prepend(package)
-    return [f"--config-dir={conf}", *tiny, "arm=a", "train.log_every=2"]
+    counting = "counting: {_target_: callback_lab.own.Counting, name: trial/step, fails: false}"
+    options = {"callbacks/counting": counting, "ffn/telling": "_target_: callback_lab.own.Telling\n_partial_: true"}
+    conf = own_options(tmp_path, monkeypatch, "callback_lab/own.py", CALLBACKS, options)
+    return [conf, *tiny, "arm=a", "train.log_every=2"]
 
 
 def test_what_a_callback_logs_is_the_mean_since_the_last_row(mine: list[str], command: Command) -> None:

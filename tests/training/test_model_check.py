@@ -8,6 +8,7 @@ import pytest
 
 from llama_lab.training import model_check
 from tests.conftest import Command, Ran
+from tests.training.tiny import own_options
 
 COMPONENTS = '''import torch
 from torch import nn
@@ -108,20 +109,15 @@ def line(text: str, after: str) -> int:
 @pytest.fixture
 def mine(tmp_path: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The overrides of a short run, with options `mine/<class>` that are packed into one group each."""
-    package, conf = tmp_path / "package", tmp_path / "conf"
-    (package / "trial_lab").mkdir(parents=True)
-    (package / "trial_lab" / "parts.py").write_text(COMPONENTS)
-    for group, names in {
-        "attention": ["Sum", "Leaking", "Forgetful", "Replacing", "Boasting", "Stateless"],
-        "ffn": ["Wide", "Narrow", "Shifted"],
-        "position": ["Bias", "Turning"],
-    }.items():
-        (conf / group).mkdir(parents=True)
-        for name in names:
-            yaml = f"# @package model.{group}\n_target_: trial_lab.parts.{name}\n_partial_: true\n"
-            (conf / group / f"{name.lower()}.yaml").write_text(yaml)
-    monkeypatch.syspath_prepend(package)
-    return [f"--config-dir={conf}", *tiny, "train.tokens=512", "arm=a"]
+    groups = {"attention": "Sum Leaking Forgetful Replacing Boasting Stateless", "ffn": "Wide Narrow Shifted"}
+    groups["position"] = "Bias Turning"
+    options = {
+        f"{group}/{name.lower()}": f"_target_: trial_lab.parts.{name}\n_partial_: true"
+        for group, names in groups.items()
+        for name in names.split()
+    }
+    conf = own_options(tmp_path, monkeypatch, "trial_lab/parts.py", COMPONENTS, options)
+    return [conf, *tiny, "train.tokens=512", "arm=a"]
 
 
 def assert_refused(ran: Ran, message: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.nn.functional as F
 from rich.console import Console
@@ -155,6 +156,20 @@ def nll_by_hand(model: Decoder, tokens: Sequence[int]) -> list[float]:
         for position, target in enumerate(window[1:]):
             paid.append(-F.log_softmax(logits[position], 0)[target].item())
     return paid
+
+
+def own_options(folder: Path, patch: pytest.MonkeyPatch, module: str, code: str, options: dict[str, str]) -> str:
+    """Write options of a user's own, `{"ffn/mine": YAML}`, and the module of their parts; the argument for them."""
+    file = folder / "package" / module
+    file.parent.mkdir(parents=True)
+    file.write_text(code)
+    patch.syspath_prepend(folder / "package")
+    for option, text in options.items():
+        group = option.partition("/")[0]
+        (folder / "conf" / group).mkdir(parents=True, exist_ok=True)
+        package = group if group == "callbacks" else f"model.{group}"
+        (folder / "conf" / f"{option}.yaml").write_text(f"# @package {package}\n{text}\n")
+    return f"--config-dir={folder / 'conf'}"
 
 
 def killed_after(step: int, cwd: Path) -> Path:

@@ -11,10 +11,9 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-import transformers
 from omegaconf import DictConfig
 from torch import Tensor
-from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
 from llama_lab.hf import loading
 from llama_lab.hf.families import FAMILIES, FIELDS
@@ -22,7 +21,7 @@ from llama_lab.hf.family import IDLE_NAMES, READ_BY_ALL
 from llama_lab.hf.loading import family_of, load
 from llama_lab.model import Decoder
 from llama_lab.util.errors import ConfigError
-from tests.hf.theirs import CASES, CONTEXT, FULL, SLIDING, VOCAB, kernel_of
+from tests.hf.theirs import CASES, CONTEXT, FULL, SLIDING, VOCAB, built
 
 TOLERANCE = 1e-4
 build_ours = loading.build
@@ -112,7 +111,7 @@ def read_by_class(model_type: str) -> frozenset[str]:
         if own_type == model_type:
             config = AutoConfig.for_model(model_type, **json.loads(json.dumps(settings)))
             with recording(read):
-                build(config)(tokens())
+                built(config)(tokens())
     return frozenset(name for name in read if not name.startswith("__") and not hasattr(PreTrainedConfig, name))
 
 
@@ -133,23 +132,6 @@ def signature(config: PreTrainedConfig) -> str:
 def tokens() -> Tensor:
     """A text."""
     return torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(1))
-
-
-def noised(model: PreTrainedModel) -> PreTrainedModel:
-    """A model with noise on all of its parameters."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model.eval()
-
-
-def build(config: PreTrainedConfig) -> PreTrainedModel:
-    """Their model with noise on all of its parameters."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config._attn_implementation = kernel_of(config)
-        architecture = next(family.architecture for family in FAMILIES if family.model_type == config.model_type)
-        return noised(getattr(transformers, architecture)(config))
 
 
 class Base:
@@ -206,7 +188,7 @@ class Base:
     def compare(self, raw: dict[str, Any], config: PreTrainedConfig) -> str:
         """The same by logits."""
         try:
-            theirs = build(config)
+            theirs = built(config)
             deepcopy(theirs)(tokens())
             theirs.save_pretrained(self.folder)
         except Exception as error:

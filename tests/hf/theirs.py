@@ -205,9 +205,13 @@ def their_model(case: str, **changes: Any) -> PreTrainedModel:
     """The model of a case, some of its settings changed."""
     model_type, settings = CASES[case]
     ends = {"bos_token_id": None, "eos_token_id": None}
-    config = AutoConfig.for_model(model_type, **ends | settings | changes)
+    return built(AutoConfig.for_model(model_type, **ends | settings | changes))
+
+
+def built(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model of a config, with noise on all of its parameters."""
     config._attn_implementation = kernel_of(config)
-    architecture = next(family.architecture for family in FAMILIES if family.model_type == model_type)
+    architecture = next(family.architecture for family in FAMILIES if family.model_type == config.model_type)
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         model = getattr(transformers, architecture)(config).eval()

@@ -11,12 +11,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from llama_lab.data.hf_tokenizer import HFTokenizer
-from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import TOKENIZER_CONFIG, BPETokenizer, TextTokenizer
 from llama_lab.evaluation.load import load_run
 from llama_lab.util.errors import ConfigError
-from tests.composing import compose_config
-from tests.conftest import Command, last_of_each
+from tests.conftest import Command
 from tests.data.texts import sentences
 
 TEXT = sentences(50)
@@ -103,14 +101,6 @@ def test_a_run_keeps_its_tokenizer_and_is_evaluated_without_the_file_it_came_fro
     kept = AutoTokenizer.from_pretrained(ran.run)
     assert kept.eos_token == "</s>"
     assert kept.encode(TEXT[0], add_special_tokens=False) == run.tokenizer.encode(TEXT[0])
-
-
-def test_a_trained_tokenizer_is_used_again_by_the_name_of_its_run(tiny: list[str], command: Command) -> None:
-    ran = command(*tiny, "tokenizer=bpe", "tokenizer.vocab_size=300", "train.tokens=4000")
-    overrides = last_of_each([*tiny, "tokenizer=hf", f"tokenizer.path='{ran.run}'"])
-    again, run = open_dataset(compose_config(*overrides)), load_run(ran.run)
-    assert again.index.tokenizer_hash == run.tokenizer.hash
-    assert again.index.data_hash == run.environment.data_hash
 
 
 REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 40}

@@ -215,9 +215,9 @@ def assign_splits(digests: Digests, to_train_on: int, val_fraction: float | None
     first `to_train_on` documents are to train on, the others to validate on; of a document in both, the copy to train
     on is dropped, so that validation stays as it was published. Raises ConfigError if a split would be empty.
     """
-    validation_first = np.roll(np.arange(len(digests)), -to_train_on)
+    _, first_copies = np.unique(np.roll(digests, -to_train_on), return_index=True)  # those to validate on come first
     kept = np.zeros(len(digests), dtype=bool)
-    kept[validation_first[np.unique(digests[validation_first], return_index=True)[1]]] = True
+    kept[(first_copies + to_train_on) % len(digests)] = True
     kept &= digests != _digest(b"")
     if val_fraction is None:
         is_val = np.arange(len(digests)) >= to_train_on

@@ -226,17 +226,13 @@ def test_the_decoder_of_2017_trains(command: Command, tiny: list[str]) -> None:
     assert losses[-1] < losses[0] < math.log(257)
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "vocab_size"), [(["tokenizer=char"], 40), (["tokenizer=bpe", "tokenizer.vocab_size=300"], 300)]
-)
 @pytest.mark.slow
-def test_other_tokenizers_train(tokenizer: list[str], vocab_size: int, command: Command, tiny: list[str]) -> None:
-    ran = command(*tiny, *tokenizer)
+def test_characters_train(command: Command, tiny: list[str]) -> None:
+    ran = command(*tiny, "tokenizer=char")
     assert (ran.code, ran.err) == (0, "")
     values = summary(ran.run)
-    assert values["vocab_size"] <= vocab_size
+    assert values["vocab_size"] <= 40
     assert values["val/loss"] < math.log(values["vocab_size"]) - 0.5
-    assert values["val/bits_per_byte"] == pytest.approx(values["val/loss"] / math.log(2) / values["bytes_per_token"])
 
 
 @pytest.mark.slow
@@ -397,7 +393,7 @@ NUMBERS = (
     "model.dim model.dropout size.mlp_ratio model.norm.eps model.position.theta model.max_seq_len model.vocab_size"
 )
 NUMBERS += " data.val_fraction data.document_chars train.tokens train.batch_size train.micro_batch_size train.grad_clip"
-NUMBERS += " train.z_loss train.ema seed data.seed optim.lr schedule.final trainer.devices"
+NUMBERS += " train.z_loss train.ema seed data.seed optim.lr schedule.final trainer.devices trainer.num_nodes"
 GLOBAL = "model.attention.window=4 pattern=global_every_2nd pattern.global.at"
 ROTATED = "model.attention.qk_norm_rotated=true"
 VALUES = {f"{key}=abc": f"{key}=abc: " for key in NUMBERS.split()} | {
@@ -468,23 +464,34 @@ def choices(*overrides: str) -> dict[str, str | None]:
 
 
 def test_what_other_programs_call_a_key_leads_to_ours() -> None:
-    names = ("gradient_accumulation_steps", "intermediate_size", "model.d_model", "model.bias")
-    assert [nearest(name, ()) for name in names] == ["train.micro_batch_size", "model.hidden_dim", "model.dim", "bias"]
+    for ours, names in {
+        "train.micro_batch_size": ("train.grad_accum", "gradient_accumulation_steps"),
+        "model.hidden_dim": ("model.ffn.hidden_dim", "ffn.hidden_size", "intermediate_size"),
+        "model.dim": ("hidden_size", "model.d_model"),
+        "bias": ("model.bias",),
+    }.items():
+        assert {nearest(name, ()) for name in names} == {ours}
 
 
 HEADER = "# @package _global_\n"
 BROKEN = {
     "tabs": b"a:\n\tb: 1\n",
+    "an open quote": b'a: "x\n',
     "a key twice": b"seed: 1\nseed: 2\n",
     "a list": f"{HEADER}- a\n".encode(),
     "no UTF-8": b"name: \xff\xfe\n",
+    "an unknown anchor": b"seed: *y\n",
     "itself": f"{HEADER}a: &x {{b: *x}}\n".encode(),
     "itself among its defaults": f"{HEADER}defaults: [e]\n".encode(),
     "nesting without end": f"{HEADER}a: {'[' * 3000}{']' * 3000}\n".encode(),
     "a tag": b"seed: !foo 3\n",
+    "a call": b"seed: !!python/object/apply:os.getpid []\n",
+    "two documents": b"---\nseed: 1\n---\nseed: 2\n",
     "a number": b"3\n",
     "defaults that are none": f"{HEADER}defaults: 3\n".encode(),
     "a header without a package": b"# @package\nseed: 3\n",
+    "half an interpolation": f"{HEADER}seed: ${{seed\n".encode(),
+    "a null key": f"{HEADER}null: 3\n".encode(),
     "NUL": b"a\0b: 1\n",
 }
 
@@ -547,6 +554,14 @@ def test_a_wrong_key_beside_an_option_of_the_user_s_own_is_reported(command: Com
     ran = command("--config-dir", "mine", "norm=my", "model.dmi=3")
     assert ran.code == 2
     assert ran.err.startswith("error: model.dmi=3: no such key (did you mean model.dim?); ")
+
+
+def test_several_devices_in_a_multirun_are_refused(command: Command, tiny: list[str]) -> None:
+    ran = command("--multirun", *tiny, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "seed=1,2")
+    assert ran.code == 2
+    assert "error: trainer.devices=2: hydra/launcher=basic trains on one device" in ran.err
+    assert "set trainer.devices=1, or choose hydra/launcher=local_gpus\n" in ran.err
+    assert not (ran.cwd / "runs").exists()
 
 
 def test_hydra_full_error_shows_where_an_error_came_from(

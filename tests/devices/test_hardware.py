@@ -14,6 +14,7 @@ from llama_lab.training.command import spare_devices
 from llama_lab.training.prepare import check_devices
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config
+from tests.conftest import Command
 from tests.training.tiny import planned
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "run", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8", "RANK": "0", "LOCAL_RANK": "0"}
@@ -115,6 +116,16 @@ def test_devices_that_are_not_there_and_numbers_that_differ_from_what_was_starte
 ) -> None:
     with patch.dict(os.environ, variables), pytest.raises(ConfigError, match=message):
         check_started(choose_hardware(compose_config(f"trainer.{override}").trainer))
+
+
+def test_a_run_below_a_launcher_that_it_does_not_match_is_refused_before_anything_is_written(
+    command: Command, tiny: list[str]
+) -> None:
+    with patch.dict(os.environ, TORCHRUN):
+        ran = command(*tiny, "trainer=cpu", "trainer.devices=1")
+    told = "torchrun has started 4 processes on each of 2 nodes; start one per device, or set trainer.devices=auto"
+    assert (ran.code, ran.err) == (2, f"error: trainer.devices=1: {told}\n")
+    assert not list(ran.cwd.iterdir())
 
 
 def test_an_interactive_shell_of_slurms_is_no_launcher() -> None:

@@ -16,7 +16,7 @@ from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, decoder
 from tests.hf.fields import ROPES, Base, all_fields, values_of
 from tests.hf.test_loading import edit_json
-from tests.hf.theirs import CASES, FULL, RECIPES, SLIDING, their_model
+from tests.hf.theirs import CASES, CONTEXT, FULL, RECIPES, SLIDING, their_model
 
 FIRST = {model_type: case for case, (model_type, _) in reversed(CASES.items())}
 BOTH = {"rope_parameters": ROPES[0], "rope_scaling": ROPES[2]}
@@ -62,6 +62,10 @@ RELEASED: dict[str, dict[str, Any]] = {
     "phi3": {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},
     "cohere": {"model_max_length": 131072},
     "falcon 11B": {"ff_factor": 4},
+    "falcon": {"auto_map": {"AutoConfig": "configuration_falcon.FalconConfig"}, "multi_query": True},
+    "gpt2": {"n_ctx": CONTEXT, "summary_type": "cls_index", "task_specific_params": {"text-generation": {}}},
+    "gpt_neox": {"rotary_emb_base": 10000, "torch_dtype": "float16", "use_parallel_residual": True},
+    "llama": {"pretraining_tp": 1, "rope_scaling": None, "attention_bias": False},
 }
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from llama_lab.config.components import CONF_DIR, build_model
 from llama_lab.model import Decoder
+from llama_lab.model.init import ResidualOutput
 from llama_lab.util.errors import ConfigError
 from tests import composing
 from tests.composing import compose_config, kinds, options, without_numbers, written
@@ -194,6 +195,14 @@ def test_a_switch_leaves_the_initial_values_of_all_shared_parameters(group: str,
             torch.testing.assert_close(new[name] / after.embedding.tokens.std, old[name] / before.embedding.tokens.std)
         else:
             assert torch.equal(old[name], new[name]), name
+
+
+@pytest.mark.parametrize("base", ARCHES)
+def test_scaled_init_leaves_all_but_residual_outputs_as_normal_has_them(base: str) -> None:
+    normal, scaled = (build_model(switched(base, "init", init), 97) for init in ("normal", "scaled"))
+    residual = {f"{name}.weight" for name, module in scaled.named_modules() if isinstance(module, ResidualOutput)}
+    new = dict(scaled.named_parameters())
+    assert {name for name, p in normal.named_parameters() if not torch.equal(p, new[name])} == residual
 
 
 @pytest.mark.parametrize("position", ADDED)

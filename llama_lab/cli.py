@@ -5,7 +5,7 @@ import shlex
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from llama_lab.config.components import CONF_DIR, register_resolvers, report_component_errors
 from llama_lab.config.composing import run_config
 from llama_lab.config.explain import HELP, explain, read_help
-from llama_lab.config.grammar import is_launched, override_key, to_hydra
+from llama_lab.config.grammar import is_launched, override_key, override_value, to_hydra
 from llama_lab.config.layers import shallower
 from llama_lab.config.messages import USER_ERRORS, exit_with, is_unreadable, one_line
 from llama_lab.config.schema import check_kinds, default_settings, groups
@@ -99,7 +99,7 @@ def hydra_command(job: Callable[[DictConfig], object], config: str, on_interrupt
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra raises errors instead of printing them
     try:
         with user_errors(config), report_disk_errors("the working directory or a folder of the command"):
-            sys.argv[1:] = to_hydra(sys.argv[1:])
+            sys.argv[1:] = with_recorded(to_hydra(sys.argv[1:]))
             asked: list[str] = []
             if {*HELP} & {*sys.argv[1:]}:
                 asked, sys.argv[1:] = read_help(sys.argv[1:])
@@ -123,6 +123,20 @@ def hydra_command(job: Callable[[DictConfig], object], config: str, on_interrupt
     except KeyboardInterrupt:
         sys.stderr.write(f"\nstopped; {on_interrupt}\n")
         sys.exit(INTERRUPTED)
+
+
+def with_recorded(arguments: list[str]) -> list[str]:
+    """The arguments, of which `resume=FOLDER` brings the overrides of the run there; those typed take their place."""
+    typed = {override_key(argument): argument for argument in arguments}
+    folder = override_value(typed["resume"]) if "resume" in typed else None
+    if not isinstance(folder, str):
+        return arguments
+    from llama_lab.runs.folder import read_overrides
+
+    recorded: list[str] = []
+    with suppress(ConfigError):  # damage is reported with the folder's other files
+        recorded = read_overrides(Path(folder))
+    return [*arguments, *(o for o in recorded if override_key(o) not in (*typed, "overwrite"))]
 
 
 @contextmanager

@@ -241,6 +241,8 @@ def test_a_multirun_trains_one_run_after_the_other(command: Command, tiny: list[
     assert (ran.code, ran.err) == (0, "")
     runs = sorted(path.parent for path in (ran.cwd / "runs" / "mine").rglob("summary.json"))
     assert len(runs) == 4
+    assert [path.name for path in ran.cwd.iterdir()] == ["runs"], "Hydra's multirun.yaml is elsewhere"
+    assert {run.parent.name.partition("-")[0] for run in runs} == {"norm=rmsnorm", "norm=layernorm"}, "comes first"
     assert len({summary(run)["val/loss"] for run in runs}) == 4
     assert {(OmegaConf.load(run / "resolved.yaml").model.norm._target_, run.name) for run in runs} == {
         (f"llama_lab.model.norm.{norm}", f"seed={seed}") for norm in ("RMSNorm", "LayerNorm") for seed in (1, 2)

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -99,7 +100,7 @@ def quote_argument(argument: str) -> str:
 def is_parsable(argument: str, is_folder: bool) -> bool:
     """Whether Hydra can parse an argument; for a folder, as text: it would parse 2024 as a number."""
     try:
-        value = OverridesParser.create().parse_override(argument).value()
+        value = override_value(argument)
     except HydraException:
         return False
     return not (is_folder and isinstance(value, bool | int | float))
@@ -128,7 +129,7 @@ def format_value(value: object) -> str:
 def is_plain(text: str) -> bool:
     """Whether Hydra parses a text as that text, also inside a list."""
     try:
-        return text != "" and OverridesParser.create().parse_override(f"key={text}").value() == text
+        return text != "" and override_value(f"key={text}") == text
     except HydraException:
         return False
 
@@ -145,6 +146,11 @@ def quote(text: str) -> str:
 def override_key(override: str) -> str:
     """The key that an override sets, adds or deletes: `norm` of `+norm=none`."""
     return override.lstrip("+~").partition("=")[0]
+
+
+def override_value(override: str) -> Any:
+    """The value that an override of Hydra's grammar sets."""
+    return OverridesParser.create().parse_override(override).value()
 
 
 def escape(text: str) -> str:

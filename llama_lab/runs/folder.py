@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -39,16 +39,17 @@ RESOLVED = "resolved.yaml"  # the last file that is written as a run starts
 AS_BEGUN = ("trainer.compile", "auto")  # a setting and the value with which a run goes on as it began
 
 
-def arm_name(overrides: list[str]) -> str:
+def arm_name(overrides: list[str], settled: Collection[str] = ()) -> str:
     """A short folder name from the command line's overrides: `norm=layernorm-position=sinusoidal`, or `base` for none.
 
-    Characters unfit for file names are replaced, and long names end in a hash.
+    Keys that are settled, the same in all runs of a sweep, come last. Characters unfit for file names are replaced, and
+    long names end in a hash.
     """
     has_name = any(o.startswith("name=") for o in overrides)
     unnamed = UNNAMED if has_name else (*UNNAMED, "arch")  # without a name of its own, the run has the recipe's
-    keys = {o: override_key(o) for o in overrides}
-    named = sorted(o.lstrip("+") for o, key in keys.items() if key != "trainer" and not belongs(key, unnamed))
-    full = "-".join(named)
+    keys = {o.lstrip("+"): override_key(o) for o in overrides}
+    named = [o for o, key in keys.items() if key != "trainer" and not belongs(key, unnamed)]
+    full = "-".join(sorted(named, key=lambda o: (keys[o] in settled, o)))
     short = re.sub(r"[^A-Za-z0-9=.+_-]+", "_", full)
     if short != full or len(short) > 100:
         short = f"{short[:90]}-{hashlib.blake2b(full.encode(), digest_size=3).hexdigest()}"

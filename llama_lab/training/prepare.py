@@ -61,9 +61,9 @@ def requested_run(
     from .run import new_run  # after the checks: torch and lightning take seconds to import
 
     name = folder_name("name", cfg.name, str(choices["arch"]))
-    arm = folder_name("arm", cfg.arm, arm_name(overrides))
-    ours = {group: str(option) for group, option in choices.items() if option is not None and group in groups()}
     settled = settled_keys()
+    arm = folder_name("arm", cfg.arm, arm_name(overrides, settled))
+    ours = {group: str(option) for group, option in choices.items() if option is not None and group in groups()}
     is_swept = any(not belongs(override_key(o), (*UNNAMED, *settled)) for o in overrides)
     label = short_name(ours["arch"], overrides, settled if is_swept else None) if cfg.arm is None else arm
     return new_run(cfg, name, arm, overrides, ours, site.hardware if site else None, label)

@@ -146,7 +146,7 @@ def test_a_finished_run_is_found_by_its_folder_and_needs_more_tokens(command: Co
     folder = first.run.relative_to(first.cwd)
     enough = command(*tiny, "train.tokens=2560", f'resume="{folder}"')
     assert (enough.code, enough.err[:27]) == (2, "error: train.tokens=2560: t")
-    assert command(*tiny, "train.tokens=5120", f'resume="{folder}"').code == 0
+    assert command("train.tokens=5120", f'resume="{folder}"').code == 0, "the folder holds the other overrides"
     assert trained_state(first.run)["global_step"] == 20
     assert len(list((first.cwd / "runs").rglob("status.json"))) == 1
     nowhere = command(*tiny, "train.tokens=5120", "resume=runs/other")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from tensorboard import program
 
@@ -12,6 +13,14 @@ from .naming import short_names
 from .record import every_run, read_record
 
 
+def losses_first(app: Any, flags: Any) -> program.TensorBoardServer:
+    """TensorBoard's server on a free port, whose printed address opens on losses."""
+    server: program.TensorBoardServer = program.create_port_scanning_werkzeug_server(app, flags)
+    url = server.get_url()
+    server.get_url = lambda: f"{url}?tagFilter=loss"
+    return server
+
+
 def open_tensorboard(paths: Sequence[Path], flags: Sequence[str]) -> None:
     """Serve the runs below `paths` until the user stops it; `flags` are TensorBoard's.
 
@@ -19,7 +28,7 @@ def open_tensorboard(paths: Sequence[Path], flags: Sequence[str]) -> None:
     """
     with TemporaryDirectory() as folder:
         link_runs(paths, Path(folder))
-        server = program.TensorBoard()
+        server = program.TensorBoard(server_class=losses_first)
         server.configure(argv=["tensorboard", "--logdir", folder, *flags])
         server.main()
 

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from lightning.pytorch.loggers import TensorBoardLogger
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.grammar import override_key
-from llama_lab.config.schema import COMPONENTS, belongs
+from llama_lab.config.grammar import override_key, override_value, settled_keys
+from llama_lab.config.schema import COMPONENTS, UNNAMED, belongs
 from llama_lab.devices.hardware import current_rank
 from llama_lab.runs.checkpoint import load_checkpoint
 from llama_lab.runs.folder import OVERRIDES, RESOLVED, TOKENIZER, TRACKIO_ID, WANDB_ID, RunFolder
@@ -35,7 +35,6 @@ from llama_lab.util.files import replace_text, replacing
 from .logger_check import LONGEST_TAG, wandb_mode
 from .run import Run
 
-UNCHARTED = ("logger", "data", "trainer")  # groups that HParams leaves out
 # On TensorBoard's page "custom scalars": a line for each layer.
 LAYER_CHARTS = {quantity: ["Multiline", [layer_metric(quantity, 0)[:-2]]] for quantity in QUANTITIES}
 # With the checkpoint, what `eval.py` and `llama_lab.load` read of a run's folder.
@@ -118,13 +117,14 @@ class TensorBoard(TensorBoardLogger):
         super().log_metrics(metrics, int(metrics["tokens"]))
 
 
-def log_hparams(folder: Path, learning_rate: float | None, summary: Summary) -> None:
-    """Add a finished run to TensorBoard's HParams: its name and choice per config group, and its final metrics."""
-    arm = {"arm": summary.label, "seed": summary.seed}
-    arm |= {group: option for group, option in summary.choices.items() if group not in UNCHARTED}
-    if learning_rate is not None:  # a user's optimizer may have none
-        arm["optim.lr"] = learning_rate
-    logger = TensorBoard(folder)
+def log_hparams(run: Run, summary: Summary) -> None:
+    """Add a finished run to TensorBoard's HParams: name, settings that differ between the command's runs, metrics."""
+    shared = (*UNNAMED, *settled_keys())
+    typed = {key: override_value(o) for o in run.overrides if not belongs(key := override_key(o), shared)}
+    arm = {"arm": summary.label, "seed": summary.seed} | typed
+    if "lr" in run.cfg.optim:  # a user's optimizer may have none
+        arm["optim.lr"] = run.cfg.optim.lr
+    logger = TensorBoard(run.folder.path)
     final = {f"final/{name}": summary.metrics[name] for name in FINAL if name in summary.metrics}
     logger.log_hyperparams(arm, final | {"tokens": summary.metrics["tokens"]})
     logger.finalize("success")

@@ -86,7 +86,7 @@ def finish(
     summary = Summary(**vars(metadata) | {"metrics": metrics}, rows=described(rows)["checksum"])
     summary.save(folder.path)
     if cfg.logger.tensorboard:
-        log_hparams(folder.path, cfg.optim.get("lr"), summary)
+        log_hparams(run, summary)
     discard(before(folder.checkpoint))
     folder.write_status("done")
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.error import URLError
+from urllib.parse import urljoin
 from urllib.request import urlopen
 
 import pytest
@@ -35,15 +36,16 @@ def swept(run_train: RunTrain, tiny: list[str]) -> Path:
 
 @pytest.fixture(scope="module")
 def address(swept: Path, environment: dict[str, str]) -> Iterator[str]:
-    """Where the command serves the sweep."""
+    """The address that the command prints."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     command = [sys.executable, "-c", OPEN, str(swept), "--port", port, "--reload_interval", "1"]
     server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    yield f"http://localhost:{port}"
-    server.send_signal(signal.SIGTERM)
     assert server.stdout is not None
+    printed = next(filter(None, (re.search(rb"http://\S+", line) for line in server.stdout)))
+    yield printed[0].decode()
+    server.send_signal(signal.SIGTERM)
     server.stdout.read()
     server.wait(30)
 
@@ -52,7 +54,7 @@ def runs_at(address: str) -> list[str]:
     """The names of the runs, as soon as TensorBoard serves some."""
     for _ in range(300):
         try:
-            with urlopen(f"{address}/data/runs") as answer:
+            with urlopen(urljoin(address, "data/runs")) as answer:
                 if found := json.load(answer):
                     return sorted(found)
         except URLError:
@@ -68,12 +70,24 @@ def test_tensorboard_shows_short_names(address: str) -> None:
 
 @pytest.mark.slow
 @in_browser
+def test_the_printed_address_opens_on_losses(address: str, browser: Browser) -> None:
+    runs_at(address)
+    page = browser.new_page(viewport={"width": 1600, "height": 900})
+    page.goto(address)
+    for tag in ("train/loss", "val/loss"):
+        page.get_by_text(tag, exact=True).first.wait_for()
+    assert not page.get_by_text("optim/lr", exact=True).count()
+    page.close()
+
+
+@pytest.mark.slow
+@in_browser
 def test_the_page_of_hparams_has_a_row_per_run_with_its_choices_and_results(
     address: str, browser: Browser, swept: Path
 ) -> None:
     runs_at(address)
     page = browser.new_page(viewport={"width": 1600, "height": 900})
-    page.goto(f"{address}/#hparams")
+    page.goto(urljoin(address, "#hparams"))
     for heading in ("arm", "norm", "optim.lr", "final/val/loss"):
         page.get_by_text(heading, exact=True).first.wait_for()
     losses = [json.loads(file.read_text())["val/loss"] for file in swept.rglob("summary.json")]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from operator import attrgetter
 
 from llama_lab.runs.record import finished, started
@@ -9,10 +10,21 @@ from llama_lab.util.formatting import TIMES, count, enumerate_some, learning_rat
 
 from . import audit
 from .comparisons import noise
-from .environments import unequal_environments
+from .environments import unequal_environments, unequal_machines
 from .inference import TIMED
 from .result import Result, unit_of
-from .sentences import MOST_NAMES, by_fault, by_value, disagreement, disagreements, named, sentence, values_in
+from .sentences import (
+    MOST_NAMES,
+    by_fault,
+    by_value,
+    disagreement,
+    disagreements,
+    listing,
+    named,
+    run_name,
+    sentence,
+    values_in,
+)
 from .settings import RATE, SEEDS, TOKENS, unequal_settings
 
 OPTIMIZER = "optim"
@@ -27,7 +39,7 @@ MEASURED_WITH = {"device": "device", "precision": "precision", "CPU threads": "t
 
 
 def warnings(result: Result) -> tuple[str, ...]:
-    """A sentence for everything that was not controlled, or that the verdicts do not account for."""
+    """What was not controlled, or the verdicts do not account for: a sentence for each kind, the gravest first."""
     return tuple(sentence for rule in RULES for sentence in rule(result))
 
 
@@ -39,14 +51,12 @@ def _missing(result: Result) -> Iterator[str]:
         yield f"{count(len(runs), 'run')} did not finish ({status}): {named(runs)}."
     seeds_of = {arm.name: {record.seed for record in finished(arm.records)} for arm in result.arms}
     every = set().union(*seeds_of.values())
-    for name, seeds in seeds_of.items():
-        if not seeds:
-            yield f"{name} has no finished run, and is not compared."
-        elif lacking := sorted(every - seeds):
-            noun = "seed" if len(lacking) == 1 else "seeds"
-            yield f"{name} lacks {noun} {', '.join(map(str, lacking))}: it is compared over the others."
-    if single := [arm.name for arm in result.arms if arm.loss is not None and arm.loss.n == 1]:
-        yield f"Only one seed: {enumerate_some(single, MOST_NAMES)}. The variation over seeds is unknown."
+    yield from listing("No finished run", [name for name, seeds in seeds_of.items() if not seeds], "not compared")
+    lacking = {name: ", ".join(map(str, sorted(every - seeds))) for name, seeds in seeds_of.items() if seeds}
+    cases = [f"{name} lacks {seeds}" for name, seeds in lacking.items() if seeds]
+    yield from listing("Seeds differ", cases, "these arms are compared over the others")
+    single = [arm.name for arm in result.arms if arm.loss is not None and arm.loss.n == 1]
+    yield from listing("Only one seed", single, "the variation over seeds is unknown")
 
 
 def _unequal_tokens(result: Result) -> Iterator[str]:
@@ -75,21 +85,21 @@ def _same_seeds(result: Result) -> Iterator[str]:
 
 def _unmatched(result: Result) -> Iterator[str]:
     study, arms = result.study, result.arms
-    for arm in arms:
-        if abs(arm.arm.residual or 0) > MOST_RESIDUAL:
-            yield f"Matching left {arm.name} {percent(arm.arm.residual)} off in {study.match or 'size'}."
+    off = [f"{arm.name} {percent(arm.arm.residual)}" for arm in arms if abs(arm.arm.residual or 0) > MOST_RESIDUAL]
+    yield from listing(f"Matching left arms off in {study.match or 'size'}", off)
+    unlike = []
     sizes = {arm.name: arm.costs["params_non_embedding"] for arm in arms if "params_non_embedding" in arm.costs}
     for arm in arms if study.match in ("none", "") else ():
         reference = arm.arm.reference or study.baseline
         size, wanted = sizes.get(arm.name, math.nan), sizes.get(reference) or math.nan
         excess = size / wanted - 1  # comparisons with nan are false
         if abs(excess) > MOST_UNMATCHED:
-            more = f"{percent(abs(excess))} {'more' if excess > 0 else 'fewer'}"
-            yield f"{arm.name} has {more} parameters without embeddings than {reference}."
+            unlike.append(f"{arm.name} {percent(abs(excess))} {'more' if excess > 0 else 'fewer'} than {reference}")
+    yield from listing("Parameters without embeddings differ", unlike)
 
 
 def _unequally_tuned(result: Result) -> Iterator[str]:
-    """Learning rates that were searched unequally, are not those that tuning chose, or were not searched at all."""
+    """Learning rates that were not searched, were searched unequally, or are not those that tuning chose."""
     study, rates, records = result.study, result.learning_rates, result.started
     used = {arm.name: [r.config.get(RATE, math.nan) for r in records if r.arm == arm.name] for arm in study.arms}
     tuned = any(arm.tuning for arm in study.arms)  # on other seeds, a larger grid gives no advantage
@@ -99,38 +109,40 @@ def _unequally_tuned(result: Result) -> Iterator[str]:
             yield f"Learning rates searched differ: {values}; the best of more rates is lower by chance alone."
     chosen = {(of_arm.arm, seed): rate for of_arm in rates for seed, rate in of_arm.chosen.items()}
     tuners = {arm.name: arm.tuner for arm in study.arms}
-    for record in started(record for arm in result.arms for record in arm.records):
-        own, best = record.config.get(RATE), chosen.get((tuners[record.arm], record.seed))
-        if best is not None and own != best:
-            yield (
-                f"{named([record])} is judged at the learning rate {learning_rate(own)}, where its tuning runs choose "
-                f"{learning_rate(best)}."
-            )
+    judged = started(record for arm in result.arms for record in arm.records)
+    pairs = [(r, r.config.get(RATE), chosen.get((tuners[r.arm], r.seed))) for r in judged]
+    yield from listing(
+        "Runs are judged at another learning rate than their tuning runs choose",
+        [
+            f"{run_name(run)} at {learning_rate(own)} instead of {learning_rate(best)}"
+            for run, own, best in pairs
+            if best is not None and own != best
+        ],
+    )
+    searching = "study.learning_rates searches them"
     if not rates and OPTIMIZER in study.axes:
         last = {arm.axes[OPTIMIZER]: used[arm.name][-1] for arm in study.arms if used[arm.name]}
-        listed = ", ".join(f"{name} {learning_rate(rate)}" for name, rate in last.items())
-        yield (
-            f"Each optimizer had one learning rate, which was not searched ({listed}): a difference may be that of the "
-            f"rates; study.learning_rates searches them."
-        )
+        cases = [f"{name} {learning_rate(rate)}" for name, rate in last.items()]
+        what = "Each optimizer had one learning rate, which was not searched"
+        yield from listing(what, cases, f"a difference may be that of the rates; {searching}")
+    elif not rates and len(result.arms) > 1 and len(same := {*chain(*used.values())}) == 1:
+        rate = learning_rate(*same)
+        yield f"One learning rate for all arms, {rate}: an arm with another optimum is at a disadvantage; {searching}."
 
 
 def _doubtful_rates(result: Result) -> Iterator[str]:
     """Learning rates that were chosen on the judged runs, or at an end of their grid."""
     rates = result.learning_rates
-    if on_judged := [of_arm.arm for of_arm in rates if not of_arm.chosen]:
-        yield (
-            f"The learning rate of {enumerate_some(on_judged, MOST_NAMES)} was chosen on the runs that are compared, "
-            f"which p-values do not account for."
-        )
+    on_judged = [of_arm.arm for of_arm in rates if not of_arm.chosen]
+    what = "Learning rates were chosen on the runs that are compared"
+    yield from listing(what, on_judged, "p-values do not account for the choice")
+    cases = []
     for of_arm in (of_arm for of_arm in rates if of_arm.on_edge):
         low, high = (learning_rate(rate) for rate in (min(of_arm.rates), max(of_arm.rates)))
         ends = sorted(set(of_arm.chosen.values()) or {of_arm.best})
-        further = "; study.extend_rates=true goes on" if of_arm.chosen else ""
-        yield (
-            f"{of_arm.arm} is best at {enumerate_some([learning_rate(rate) for rate in ends], MOST_NAMES)}, an end of "
-            f"the grid from {low} to {high}: a better rate may lie beyond{further}."
-        )
+        cases.append(f"{of_arm.arm} at {' and '.join(map(learning_rate, ends))} of {low} to {high}")
+    further = "; study.extend_rates=true goes on" if any(of_arm.chosen for of_arm in rates) else ""
+    yield from listing("Best at an end of the grid of learning rates", cases, f"a better rate may lie beyond{further}")
 
 
 def _doubtful_speeds(result: Result) -> Iterator[str]:
@@ -144,12 +156,11 @@ def _doubtful_speeds(result: Result) -> Iterator[str]:
     if others := by_fault(result.started, ["" if place == here else place for place in places]):
         elsewhere = values_in(others, result.started)
         yield f"Speeds were measured on {here}, but runs trained on other hardware: {elsewhere}."
-    if unquiet := [n for n, arm in speed.arms.items() if any(map(_is_unquiet, (arm.train, arm.decode, arm.prefill)))]:
-        spread = f"rounds differ more than {MOST_UNQUIET}{TIMES} in {enumerate_some(unquiet, MOST_NAMES)}"
-        yield f"The machine was not quiet while speeds were measured: {spread}."
-    if logged := [a.name for a in result.arms if a.name not in speed.arms and "perf/tokens_per_second" in a.costs]:
-        names = enumerate_some(logged, MOST_NAMES)
-        yield f"The speed of {names} is as its runs logged it, not measured with the others."
+    unquiet = [n for n, arm in speed.arms.items() if any(map(_is_unquiet, (arm.train, arm.decode, arm.prefill)))]
+    what = f"The machine was not quiet while speeds were measured, with rounds more than {MOST_UNQUIET}{TIMES} apart"
+    yield from listing(what, unquiet)
+    logged = [a.name for a in result.arms if a.name not in speed.arms and "perf/tokens_per_second" in a.costs]
+    yield from listing("Speeds are as runs logged them, not measured with the others", logged)
 
 
 def _is_unquiet(rounds: Sequence[float]) -> bool:
@@ -166,16 +177,16 @@ def _doubtful_inference(result: Result) -> Iterator[str]:
     for fact, values in disagreements(records, facts).items():
         yield f"Measurements of inference differ in {fact}: {values}; their speeds cannot be compared."
     speeds = [(record.arm, speed) for record in records for speed in record.evaluation.speed]
-    if unquiet := [arm for arm, speed in speeds if any(_is_unquiet(getattr(speed, part)) for part in TIMED)]:
-        names = enumerate_some(list(dict.fromkeys(unquiet)), MOST_NAMES)
-        spread = f"more than {MOST_UNQUIET}{TIMES} the fastest"
-        yield f"The machine was not quiet while inference was measured: a round took {spread} in {names}."
+    unquiet = [arm for arm, speed in speeds if any(_is_unquiet(getattr(speed, part)) for part in TIMED)]
+    what = f"The machine was not quiet while inference was measured, with rounds more than {MOST_UNQUIET}{TIMES} apart"
+    yield from listing(what, unquiet)
     caches = [(record.arm, cache) for record in evaluated for cache in record.evaluation.cache]
     unequal = {arm: cache for arm, cache in caches if cache.measured_bytes != cache.formula_bytes}
-    for arm, cache in unequal.items():
-        size, wanted = number(cache.measured_bytes), number(cache.formula_bytes)
-        sizes = f"{size} bytes measured at {cache.context:,} tokens, {wanted} expected"
-        yield f"The KV cache of {arm} does not match its formula: {sizes}."
+    cases = [
+        f"{arm} {number(cache.measured_bytes)} instead of {number(cache.formula_bytes)} at {cache.context:,} tokens"
+        for arm, cache in unequal.items()
+    ]
+    yield from listing("KV caches have other bytes than by their formula", cases)
 
 
 def _doubtful_tests(result: Result) -> Iterator[str]:
@@ -191,24 +202,23 @@ def _doubtful_tests(result: Result) -> Iterator[str]:
             f"Testing at 3, 4, 5 and 6 seeds until something is significant finds something in 6 to 12% of studies "
             f"without an effect."
         )
-    for name, ratio in spread.items():
-        if ratio > MOST_NOISE:
-            yield (
-                f"{name} varies {number(ratio, 1)}{TIMES} as much over seeds as the typical arm: where noise is "
-                f"skewed, comparisons with such an arm are often falsely significant (docs/statistics.md)."
-            )
+    yield from listing(
+        "Arms vary more over seeds than the typical one",
+        [f"{name} {number(ratio, 1)}{TIMES}" for name, ratio in spread.items() if ratio > MOST_NOISE],
+        "where noise is skewed, comparisons with them are often falsely significant (docs/statistics.md)",
+    )
 
 
 def _little_learned(result: Result) -> Iterator[str]:
     """Arms that learned little else than token frequencies, or saw more text in as many tokens."""
-    arms, unit = result.arms, unit_of(result.arms, "val/loss")
+    arms, cases = result.arms, []
     for arm in arms:
         entropies = [entropy for r in arm.records if r.done and (entropy := r.environment.unigram_entropy)]
         if arm.loss and entropies and arm.loss.mean > UNIGRAM * min(entropies):
-            yield (
-                f"{arm.name} ends at {number(arm.loss.mean, 3)} {unit}, where token frequencies alone give "
-                f"{number(min(entropies), 3)}: it has learned little else, and differences to it mean little."
-            )
+            cases.append(f"{arm.name} ends at {number(arm.loss.mean, 3)}, these give {number(min(entropies), 3)}")
+    who = "No arm has" if len(cases) == len(arms) else "Arms have not"
+    what = f"{who} learned more than token frequencies, in {unit_of(arms, 'val/loss')}"
+    yield from listing(what, cases, "differences mean little")
     lengths = {arm.name: [size for r in arm.records if (size := r.environment.bytes_per_token)][:1] for arm in arms}
     known = {name: sizes[0] for name, sizes in lengths.items() if sizes}
     if result.metric == "val/bits_per_byte" and len(set(known.values())) > 1:
@@ -216,37 +226,35 @@ def _little_learned(result: Result) -> Iterator[str]:
         yield f"A token is {sizes}: with equal tokens an arm with longer ones has seen more text."
 
 
+# The gravest first: what no verdict survives, what may turn one, and what concerns speeds alone.
 RULES = (
+    _little_learned,
     _missing,
-    unequal_environments,
     _unequal_tokens,
     unequal_settings,
     audit.mislabelled,
     audit.copies,
     audit.unlike_their_curves,
     audit.impossible,
-    audit.unlike_positions,
     audit.of_another_size,
-    audit.unequal_speeds,
-    _same_seeds,
-    _unmatched,
     _unequally_tuned,
+    _unmatched,
     _doubtful_rates,
-    _doubtful_speeds,
-    _doubtful_inference,
+    audit.unlike_positions,
+    _same_seeds,
     _doubtful_tests,
-    _little_learned,
+    unequal_environments,
+    _doubtful_inference,
+    unequal_machines,
+    audit.unequal_speeds,
+    _doubtful_speeds,
 )
 
 
 def notes(result: Result) -> tuple[str, ...]:
-    """The study's own notes, and what one learning rate for all arms, or a better one, could change."""
-    found, swept = list(result.study.notes), result.learning_rates
-    rates = {record.config.get(RATE) for record in result.started}
-    if not swept and len(rates) == 1 and len(result.arms) > 1:
-        rate = learning_rate(*rates)
-        found.append(f"One learning rate for all arms, {rate}: an arm with another optimum is at a disadvantage.")
-    if known := [of_arm for of_arm in swept if not math.isnan(of_arm.left)]:
+    """The study's own notes, and what a better learning rate could change."""
+    found = list(result.study.notes)
+    if known := [of_arm for of_arm in result.learning_rates if not math.isnan(of_arm.left)]:
         most = max(known, key=attrgetter("left"))
         found.append(
             f"Rates are chosen from noisy runs: by the curvature of the losses around them, the judged runs of "

@@ -8,7 +8,7 @@ from typing import Any
 
 from llama_lab.config.grammar import override_key
 from llama_lab.runs.record import Record
-from llama_lab.runs.stored import Environment, Git
+from llama_lab.runs.stored import SPEEDS, Environment, Git
 
 from .result import Result
 from .sentences import by_value, disagreement, named, sentence, values_in
@@ -52,24 +52,10 @@ def _shortened(texts: Sequence[str]) -> list[str]:
 
 
 def unequal_environments(result: Result) -> Iterator[str]:
-    """A sentence for every fact that differs between runs, or between the sessions of one run."""
+    """Facts that differ between runs, or between the sessions of one run, with more than speeds, and dirty code."""
     records = result.started
-    histories = {record.path: [_facts(session) for session in sessions(record)] for record in records}
-    facts = dict.fromkeys(fact for history in histories.values() for session in history for fact in session)
-    for fact in facts:
-        for runs in result.by_role if fact in BY_ROLE else [records]:
-            known = [histories[record.path][-1].get(fact, "unknown") for record in runs]
-            if values := disagreement(runs, _shortened(known)):
-                yield sentence(f"Runs differ in {fact}: {values}", CONSEQUENCES.get(fact, ""))
+    yield from _unequal(result, of_speed=False)
     yield from _unlike_what_they_follow_from(records)
-    for fact in facts:  # that changed when a run was stopped and resumed
-        of_runs = [[value for value, _ in groupby(one.get(fact, "unknown") for one in of)] for of in histories.values()]
-        paths = [" then ".join(_shortened(values)) for values in of_runs]
-        if found := {path: runs for path, runs in by_value(records, paths).items() if " then " in path}:
-            where = f"Sessions of one run differ in {fact}: {values_in(found, records)}"
-            yield sentence(where, CONSEQUENCES.get(fact, ""))
-    if values := disagreement(records, [str(record.config.get("train.recompute", "none")) for record in records]):
-        yield f"Runs differ in train.recompute: {values}; their speeds and memory cannot be compared."
     if dirty := [record for record in records if any(one.git and one.git.dirty for one in sessions(record))]:
         yield f"The code had uncommitted changes: {named(dirty, records)}. The commit does not identify the code."
     if resumed := [record for record in records if is_resumed(record)]:
@@ -77,6 +63,32 @@ def unequal_environments(result: Result) -> Iterator[str]:
             f"Trained further with resume=: {named(resumed, records)}. Their budget and schedule are not those that "
             f"they started with."
         )
+
+
+def unequal_machines(result: Result) -> Iterator[str]:
+    """Facts that differ and concern speeds alone."""
+    records = result.started
+    yield from _unequal(result, of_speed=True)
+    if values := disagreement(records, [str(record.config.get("train.recompute", "none")) for record in records]):
+        yield f"Runs differ in train.recompute: {values}; their speeds and memory cannot be compared."
+
+
+def _unequal(result: Result, of_speed: bool) -> Iterator[str]:
+    """A sentence for every fact that differs between runs, or between the sessions of one run."""
+    records = result.started
+    histories = {record.path: [_facts(session) for session in sessions(record)] for record in records}
+    facts = dict.fromkeys(fact for history in histories.values() for session in history for fact in session)
+    for fact in (fact for fact in facts if (CONSEQUENCES.get(fact) == SPEEDS) == of_speed):
+        for runs in result.by_role if fact in BY_ROLE else [records]:
+            known = [histories[record.path][-1].get(fact, "unknown") for record in runs]
+            if values := disagreement(runs, _shortened(known)):
+                yield sentence(f"Runs differ in {fact}: {values}", CONSEQUENCES.get(fact, ""))
+        # What changed when a run was stopped and resumed.
+        of_runs = [[value for value, _ in groupby(one.get(fact, "unknown") for one in of)] for of in histories.values()]
+        paths = [" then ".join(_shortened(values)) for values in of_runs]
+        if found := {path: runs for path, runs in by_value(records, paths).items() if " then " in path}:
+            where = f"Sessions of one run differ in {fact}: {values_in(found, records)}"
+            yield sentence(where, CONSEQUENCES.get(fact, ""))
 
 
 def _unlike_what_they_follow_from(records: Sequence[Record]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Names of runs, and of the values in which they differ, for use in sentences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from llama_lab.runs.record import Record
 from llama_lab.util.formatting import count, enumerate_some
@@ -63,6 +63,12 @@ def first_and_more(found: Mapping[str, str]) -> str:
 def sentence(statement: str, consequence: str = "") -> str:
     """A statement and its consequence, if any, as a sentence."""
     return f"{statement}; {consequence}." if consequence else f"{statement}."
+
+
+def listing(statement: str, cases: Sequence[str], consequence: str = "") -> Iterator[str]:
+    """One sentence with all cases of a kind, such as arms with their values; none without a case."""
+    if cases:
+        yield sentence(f"{statement}: {enumerate_some(list(dict.fromkeys(cases)), MOST_NAMES)}", consequence)
 
 
 def divergence(arm: str, records: Sequence[Record]) -> str:

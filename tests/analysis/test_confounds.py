@@ -37,12 +37,30 @@ def earlier(**other: Any) -> Plant:
     return facts(earlier_sessions=[FACTS | other, FACTS | other, FACTS])
 
 
-def test_a_clean_study_has_no_warning_and_a_note_where_the_learning_rate_is_not_swept(tmp_path: Path) -> None:
-    note = "One learning rate for all arms, 0.002: an arm with another optimum is at a disadvantage."
+def test_a_clean_study_is_warned_of_its_one_learning_rate_alone_and_not_where_rates_are_searched(
+    tmp_path: Path,
+) -> None:
     result = analyse(write_study(tmp_path / "one", dict.fromkeys(ARMS, 0.0)), tmp_path / "one")
-    assert (result.warnings, result.notes) == ((), (note,))
+    (warning,) = result.warnings
+    assert warning.startswith("One learning rate for all arms, 0.002: an arm with another optimum is at a disadvantage")
+    assert result.notes == ()
     result = analyse(write_study(tmp_path / "swept", dict.fromkeys(ARMS, 0.0), **TUNED), tmp_path / "swept")
-    assert (result.warnings, note in result.notes) == ((), False)
+    assert result.warnings == ()
+
+
+def test_the_gravest_warning_is_first_and_those_of_speeds_are_last_with_a_line_for_all_arms(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"a": 3.0, "b": 3.0, "c": 3.0}, match="none", facts={"c": {"cpu_threads": 7}})
+    for arm in ("b", "c"):
+        for seed in (1, 2, 3):
+            plant_facts(run_folder(tmp_path, study, arm, seed), params_non_embedding=900_000)
+    unigram, *others, speeds = analyse(study, tmp_path).warnings
+    assert unigram.startswith("No arm has learned more than token frequencies, in nats per token: a ends at 6.")
+    assert unigram.count(" ends at ") == 3
+    kinds = [warning.split(":")[0].split(",")[0] for warning in others]
+    rate, unlike = kinds.index("One learning rate for all arms"), kinds.index("Parameters without embeddings differ")
+    assert rate < unlike
+    assert others[unlike].endswith("b 13.7% more than a, c 13.7% more than a.")
+    assert speeds.startswith("Runs differ in CPU threads: ")
 
 
 @pytest.mark.parametrize(
@@ -121,10 +139,10 @@ def test_of_many_settings_in_which_an_arms_runs_differ_a_few_are_named(tmp_path:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"seeds": (1,)}, "Only one seed: layernorm, rmsnorm. The variation over seeds is unknown."),
+        ({"seeds": (1,)}, "Only one seed: layernorm, rmsnorm; the variation over seeds is unknown."),
         ({"facts": dict.fromkeys(ARMS, DIRTY)}, "The code had uncommitted changes: layernorm, rmsnorm."),
         ({"facts": {"rmsnorm": {"attention_kernel": "eager"}}}, "Runs differ in attention kernel: sdpa in layernorm; "),
-        (TUNED | {"tuned": False}, "The learning rate of layernorm, rmsnorm was chosen on the runs that are compared,"),
+        (TUNED | {"tuned": False}, "Learning rates were chosen on the runs that are compared: layernorm, rmsnorm; p-"),
         ({"config": {"rmsnorm": {"train.ema": 0.9}}}, "train.ema differs: unset in layernorm; 0.9 in rmsnorm; the av"),
         ({"config": {"rmsnorm": {"trainer.compile": True}}}, "trainer.compile differs: unset in layernorm; True in rm"),
     ],
@@ -199,7 +217,7 @@ def test_widths_and_sizes_that_were_matched_may_differ(tmp_path: Path, match: st
 
     wide, slightly = ({"rmsnorm": {"model.hidden_dim": width}} for width in (1024, 346))
     assert is_named("model.hidden_dim", "width", config=wide, **GROUPED) == is_reported
-    larger = "rmsnorm has 5.0% more parameters without embeddings than layernorm."
+    larger = "Parameters without embeddings differ: rmsnorm 5.0% more than layernorm."
     assert is_named(larger, "5%", facts={"rmsnorm": {"params_non_embedding": 791680 * 1.05}}) == is_reported
     assert not is_named("", "0.5%", config=slightly)
 
@@ -209,9 +227,9 @@ def test_the_residual_of_matching_is_reported_above_half_a_percent(tmp_path: Pat
     first, second = study.arms
     for residual, is_reported in ((0.004, 0), (-0.006, 1)):
         changed = replace(study, arms=(first, replace(second, residual=residual)))
-        found = [w for w in analyse(changed, tmp_path).warnings if w.startswith("Matching left b")]
+        found = [w for w in analyse(changed, tmp_path).warnings if w.startswith("Matching left")]
         assert len(found) == is_reported
-    assert "0.6% off in params" in found[0]
+    assert found[0].endswith("arms off in params: b \u22120.6%.")
 
 
 # --- learning rates ---
@@ -219,7 +237,7 @@ def test_the_residual_of_matching_is_reported_above_half_a_percent(tmp_path: Pat
 
 def test_a_run_that_is_judged_at_another_rate_than_its_tuning_runs_choose_is_named(tmp_path: Path) -> None:
     (found,) = warnings_of(tmp_path, config(optim__lr=4e-3), **TUNED)
-    assert found == "rmsnorm/seed=2 is judged at the learning rate 0.004, where its tuning runs choose 0.002."
+    assert found.endswith(" learning rate than their tuning runs choose: rmsnorm/seed=2 at 0.004 instead of 0.002.")
 
 
 def test_an_arm_that_searched_fewer_learning_rates_is_named(tmp_path: Path) -> None:
@@ -233,7 +251,7 @@ def test_an_arm_that_searched_fewer_learning_rates_is_named(tmp_path: Path) -> N
 
 def test_a_best_rate_at_the_end_of_its_grid_is_reported(tmp_path: Path) -> None:
     (warning,) = warnings_of(tmp_path, best_rates={"rmsnorm": 4e-3}, **TUNED)
-    assert warning.startswith("rmsnorm is best at 0.004, an end of the grid from 0.001 to 0.004")
+    assert warning.startswith("Best at an end of the grid of learning rates: rmsnorm at 0.004 of 0.001 to 0.004;")
     assert "study.extend_rates=true" in warning
 
 
@@ -241,7 +259,7 @@ def test_where_rates_are_swept_a_run_is_named_with_its_rate(tmp_path: Path) -> N
     def plant(folder: Path, study: Study) -> None:
         plant_facts(run_folder(folder, study, "rmsnorm", 2, 4e-3), device="cuda")
 
-    warning = warnings_of(tmp_path, plant, rates=RATES, design="learning_rate")[0]
+    warning = warnings_of(tmp_path, plant, rates=RATES, design="learning_rate")[-1]
     assert "cuda in rmsnorm-lr=0.004/seed=2; cpu in layernorm, rmsnorm-lr=0.001/seed=1" in warning
 
 
@@ -262,11 +280,11 @@ def test_a_missing_run_is_named_with_the_seed_that_its_arm_lacks(tmp_path: Path)
     for status, end in ended.items():
         found = warnings_of(tmp_path / status, in_runs(end, 3))
         assert found[0] == f"1 run did not finish ({status}): rmsnorm/seed=3."
-        assert found[1] == "rmsnorm lacks seed 3: it is compared over the others."
+        assert found[1] == "Seeds differ: rmsnorm lacks 3; these arms are compared over the others."
     change = in_runs(plant_end, 1, 2, 3, status="failed", message="out of memory", kept_rows=5)
     found = warnings_of(tmp_path / "all", change)
     assert found[0].startswith("3 runs did not finish (failed): rmsnorm/seed=1, ")
-    assert found[1] == "rmsnorm has no finished run, and is not compared."
+    assert found[1] == "No finished run: rmsnorm; not compared."
 
 
 def test_unequal_training_below_equal_budgets_is_reported(tmp_path: Path) -> None:

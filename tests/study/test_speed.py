@@ -223,11 +223,11 @@ def test_the_report_has_the_measured_speeds_and_names_what_is_wrong_with_them(
     assert "prefill_tokens_per_second" not in row  # which older versions did not measure
     assert "Speeds were measured on 1 x NVIDIA H100, 32-true" in printed
     assert "runs trained on other hardware: 1 x cpu, 32-true" in printed
-    assert "not quiet while speeds were measured: rounds differ more than 1.5" in printed
+    assert "not quiet while speeds were measured, with rounds more than 1.5" in printed
     assert "in vanilla." in printed
     beside(1)
     change_json(measured / StudySpeed.FILE, arms={"vanilla": vanilla})
-    assert "The speed of +rmsnorm is as its runs logged it, not measured with the others." in compared()[0]
+    assert "Speeds are as runs logged them, not measured with the others: +rmsnorm." in compared()[0]
     (measured / StudySpeed.FILE).unlink()
     _, row = compared()
     logged = json.loads((measured / "vanilla" / "seed=1" / "summary.json").read_text())[trained]

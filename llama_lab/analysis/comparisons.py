@@ -89,6 +89,8 @@ def describe_tests(study: Study, compared: dict[Pair, Comparison], effects: Sequ
     tested = [f"the {count(of_family, noun)}{to}"] if of_family else []
     tested += [f"the {count(of_effects, 'effect')}"] if of_effects else []
     tested += ["the last arm against the first"] if of_ends else []
+    if of_family + of_effects + of_ends == 1:
+        return "a paired t-test"
     return f"moderated paired tests of {' and '.join(tested)}" if tested else "none"
 
 

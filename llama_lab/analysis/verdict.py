@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from llama_lab.util.formatting import conjoin, count, decimals, enumerate_some, number, p_value, seed_range
+from llama_lab.util.formatting import conjoin, count, decimals, number, p_value, seed_range, with_interval
 
 from .result import Comparison, Finding, Result, common_losses
 from .scaling_gains import scaling_sentences
 from .sentences import divergence
-from .statistics import Effect, PairedDifference, term_name
+from .statistics import Effect, term_name
 
-MOST_NAMED = 6  # arms with their numbers in one sentence
+MOST_NAMED = 3  # arms in the verdict
 MOST_LIMITS = 3  # excluded changes in one sentence
 VERBS = {"lower": "lowered", "higher": "raised"}  # by verdict
 NOTHING = "Nothing can be concluded from one seed."
@@ -39,15 +39,16 @@ def _of_comparisons(result: Result) -> tuple[str, tuple[str, ...]]:
     if max(comparison.bits.n for comparison in compared) == 1:
         return NOTHING, (*diverged, NOTHING, *(final if study.is_chain else ()), *at_longest)
     findings: Sequence[Finding] = compared
-    noun, against = "step" if study.is_chain else "comparison", ""
     if any(effect.change.is_tested for effect in result.effects):
-        noun, findings = "effect", result.effects
-    elif not steps:
-        noun, against = "arm", f"Compared with {study.baseline}, "
+        findings = result.effects
+        verdict = _verdict(findings, "effect", unit)
+    elif steps:
+        verdict = _verdict(findings, "step" if study.is_chain else "comparison", unit)
+    else:
+        verdict = _winner(result, compared)
     is_tested = result.tests != "none"
-    return _verdict(findings, noun, against, unit), (
+    return verdict, (
         *diverged,
-        *_significant(findings, noun, against, unit),
         *_not_significant(findings, unit),
         *_within(study.margin, findings, unit),
         *_pairs(result),
@@ -64,17 +65,17 @@ def _name(found: Finding) -> str:
     return f"{found.name} (aliased with {conjoin(aliases)})" if aliases else found.name
 
 
-def _verdict(findings: Sequence[Finding], noun: str, against: str, unit: str) -> str:
-    """How many findings lowered and raised the loss, and which changed it most."""
+def _verdict(findings: Sequence[Finding], noun: str, unit: str) -> str:
+    """How many steps or effects lowered and raised the loss, and which changed it most."""
     tested = [f for f in findings if f.change.is_tested]
-    clear = sorted((f for f in tested if f.change.significant), key=lambda f: -abs(f.change.mean))
+    clear = sorted((f for f in tested if f.change.significant), key=_size, reverse=True)
     if not tested:
         return f"No {noun} could be tested."
     if len(findings) == 1:
         verb = f"{VERBS[clear[0].change.verdict]} the loss" if clear else "did not change the loss significantly"
-        return f"{against}{_name(tested[0])} {verb}: {tested[0].change.text} {unit}."
+        return f"{_name(tested[0])} {verb}: {tested[0].change.text} {unit}."
     if not clear:
-        return f"{against}{'no' if against else 'No'} {noun} changed the loss significantly."
+        return f"No {noun} changed the loss significantly."
     lower, higher = (sum(f.change.verdict == verdict for f in clear) for verdict in VERBS)
     totals = [f"{lower} lowered the loss"] * (lower > 0)
     totals += [f"{higher} raised {'it' if lower else 'the loss'}"] * (higher > 0)
@@ -82,24 +83,50 @@ def _verdict(findings: Sequence[Finding], noun: str, against: str, unit: str) ->
     return f"Of {count(len(findings), noun)}, {conjoin(totals)}; {most}: {clear[0].change.text} {unit}."
 
 
-def _change(found: PairedDifference, unit: str) -> str:
-    return ", ".join(filter(None, [f"{found.text} {unit}", p_value(found.p)]))
+def _winner(result: Result, compared: Sequence[Comparison]) -> str:
+    """Which arm is best and by how much, by the tests of all pairs, or else of each arm against the baseline."""
+    baseline, ranks, others = result.study.baseline, result.ranks, len(result.arms) - 1
+    tested = [c for c in result.pairs or compared if c.change.is_tested]
+    if not tested:
+        return "No arm could be tested."
+    lower, higher = ([c for c in compared if c.change.verdict == verdict] for verdict in VERBS)
+    lower.sort(key=_size, reverse=True)
+    best = lower[0].arm if lower else baseline
+    if ranks:
+        means = {arm.name: loss.mean for arm in result.arms if (loss := arm.judged(result.metric))}
+        best = min((name for name, (first, _) in ranks.items() if first == 1), key=lambda name: means[name])
+    pairs = [c for c in tested if best in (c.arm, c.against) and c.change.significant]
+    beaten = [c.arm if c.against == best else c.against for c in pairs]
+    if not beaten:
+        return f"No clear winner: no arm differs significantly from {best}."
+    sizes = f"by {_sizes(pairs)} {result.unit}"
+    if len(beaten) == others:
+        return f"{best} is best; {'all others are' if others > 1 else _are(beaten)} significantly worse, {sizes}."
+    if ranks or best == baseline:
+        return f"No arm is significantly better than {best}; {_are(beaten)} significantly worse, {sizes}."
+    also = [f"{_are([c.arm for c in lower[1:]])} better, too"] if lower[1:] else []
+    also += [f"{_are([c.arm for c in higher])} worse"] if higher else []
+    return f"{'; '.join([f'{best} is significantly better than {baseline}, {sizes}', *also])}."
 
 
-def _significant(findings: Sequence[Finding], noun: str, against: str, unit: str) -> list[str]:
-    """Which findings significantly lowered or raised the loss."""
-    sentences = []
-    for verdict, verb in VERBS.items():
-        clear = [f for f in findings if f.change.verdict == verdict]
-        if len(clear) > MOST_NAMED:
-            clear.sort(key=lambda f: -abs(f.change.mean))
-        chosen = [f"{_name(f)} ({_change(f.change, unit)})" for f in clear]
-        if chosen and len(findings) == 1:
-            sentences.append(f"{against}{_name(clear[0])} {verb} the loss: {_change(clear[0].change, unit)}.")
-        elif chosen:
-            named = conjoin(chosen) if len(chosen) <= MOST_NAMED else enumerate_some(chosen, MOST_NAMED)
-            sentences.append(f"{against}{len(chosen)} of {count(len(findings), noun)} {verb} the loss: {named}.")
-    return sentences
+def _size(found: Finding) -> float:
+    return abs(found.change.mean)
+
+
+def _sizes(found: Sequence[Finding]) -> str:
+    """`0.16 [0.12, 0.20]` of one significant change, and the smallest and the largest of several."""
+    ends = [sorted((abs(one.change.low), abs(one.change.high))) for one in found]
+    digits = max(decimals(low, high) for low, high in ends)
+    sizes = sorted(map(_size, found))
+    if len(found) == 1:
+        return with_interval(sizes[0], *ends[0])
+    return f"{number(sizes[0], digits)} to {number(sizes[-1], digits)}"
+
+
+def _are(names: Sequence[str]) -> str:
+    """`llama is`, `gpt2 and bloom are`, `7 arms are`."""
+    named = conjoin(names) if len(names) <= MOST_NAMED else count(len(names), "arm")
+    return f"{named} {'is' if len(names) == 1 else 'are'}"
 
 
 def _not_significant(findings: Sequence[Finding], unit: str) -> list[str]:
@@ -173,8 +200,8 @@ def _first_to_last(result: Result) -> list[str]:
         verdict = f", which is not tested: {last.untested}"
     elif last.bits.n == 1:
         verdict = ", which may be noise"
-    change, first = _change(last.change, result.unit), result.study.baseline
-    return [f"From the first arm, {first}, to the last, {last.arm}, the loss changed by {change}{verdict}."]
+    change = ", ".join(filter(None, [f"{last.change.text} {result.unit}", p_value(last.change.p)]))
+    return [f"From the first arm, {last.against}, to the last, {last.arm}, the loss changed by {change}{verdict}."]
 
 
 def _lowest(result: Result) -> list[str]:

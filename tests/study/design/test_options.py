@@ -226,5 +226,5 @@ def test_grids_of_their_own_go_on_each_from_its_own_end(
 def test_optimizers_at_one_rate_each_are_warned_of(tmp_path: Path) -> None:
     arms, axes = {"adamw": 0.0, "sgd": 0.1}, {name: {"optim": name} for name in ("adamw", "sgd")}
     found = warnings_of(tmp_path, arms=arms, axes=axes, design="options", config={"sgd": {"optim.lr": 0.3}})
-    expected = "Each optimizer had one learning rate, which was not searched (adamw 0.002, sgd 0.3)"
+    expected = "Each optimizer had one learning rate, which was not searched: adamw 0.002, sgd 0.3"
     assert any(warning.startswith(expected) for warning in found)

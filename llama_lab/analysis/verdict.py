@@ -51,7 +51,6 @@ def _of_comparisons(result: Result) -> tuple[str, tuple[str, ...]]:
         *diverged,
         *_not_significant(findings, unit),
         *_within(study.margin, findings, unit),
-        *_pairs(result),
         *_untested(findings),
         *(final if len(compared) > 1 else ()),
         *([f"Significance is at 5%, by {result.tests}; the intervals are those of these tests."] * is_tested),
@@ -85,24 +84,28 @@ def _verdict(findings: Sequence[Finding], noun: str, unit: str) -> str:
 
 def _winner(result: Result, compared: Sequence[Comparison]) -> str:
     """Which arm is best and by how much, by the tests of all pairs, or else of each arm against the baseline."""
-    baseline, ranks, others = result.study.baseline, result.ranks, len(result.arms) - 1
+    baseline, others = result.study.baseline, len(result.arms) - 1
     tested = [c for c in result.pairs or compared if c.change.is_tested]
     if not tested:
         return "No arm could be tested."
     lower, higher = ([c for c in compared if c.change.verdict == verdict] for verdict in VERBS)
     lower.sort(key=_size, reverse=True)
     best = lower[0].arm if lower else baseline
-    if ranks:
+    if is_ranked := bool(result.ranks):
         means = {arm.name: loss.mean for arm in result.arms if (loss := arm.judged(result.metric))}
-        best = min((name for name, (first, _) in ranks.items() if first == 1), key=lambda name: means[name])
-    pairs = [c for c in tested if best in (c.arm, c.against) and c.change.significant]
-    beaten = [c.arm if c.against == best else c.against for c in pairs]
+        best = min((name for name, (first, _) in result.ranks.items() if first == 1), key=means.__getitem__)
+    clear = [c for c in tested if best in (c.arm, c.against) and c.change.significant]
+    beaten = [c.arm if c.against == best else c.against for c in clear]
     if not beaten:
         return f"No clear winner: no arm differs significantly from {best}."
-    sizes = f"by {_sizes(pairs)} {result.unit}"
+    sizes = f"by {_sizes(clear)} {result.unit}"
     if len(beaten) == others:
         return f"{best} is best; {'all others are' if others > 1 else _are(beaten)} significantly worse, {sizes}."
-    if ranks or best == baseline:
+    if is_ranked:
+        equal = [name for name in result.ranks if name not in (best, *beaten)]
+        best += f" is best, but not significantly better than {_named(equal)}" if equal else " is best"
+        return f"{best}; {_are(beaten)} significantly worse, {sizes}."
+    if best == baseline:
         return f"No arm is significantly better than {best}; {_are(beaten)} significantly worse, {sizes}."
     also = [f"{_are([c.arm for c in lower[1:]])} better, too"] if lower[1:] else []
     also += [f"{_are([c.arm for c in higher])} worse"] if higher else []
@@ -119,14 +122,17 @@ def _sizes(found: Sequence[Finding]) -> str:
     digits = max(decimals(low, high) for low, high in ends)
     sizes = sorted(map(_size, found))
     if len(found) == 1:
-        return with_interval(sizes[0], *ends[0])
+        return with_interval(sizes[0], ends[0][0], ends[0][1])
     return f"{number(sizes[0], digits)} to {number(sizes[-1], digits)}"
 
 
 def _are(names: Sequence[str]) -> str:
     """`llama is`, `gpt2 and bloom are`, `7 arms are`."""
-    named = conjoin(names) if len(names) <= MOST_NAMED else count(len(names), "arm")
-    return f"{named} {'is' if len(names) == 1 else 'are'}"
+    return f"{_named(names)} {'is' if len(names) == 1 else 'are'}"
+
+
+def _named(names: Sequence[str]) -> str:
+    return conjoin(names) if len(names) <= MOST_NAMED else count(len(names), "arm")
 
 
 def _not_significant(findings: Sequence[Finding], unit: str) -> list[str]:
@@ -163,22 +169,11 @@ def _within(margin: float | None, findings: Sequence[Finding], unit: str) -> lis
     return [f"{conjoin(within)} {'changes' if len(within) == 1 else 'change'} the loss by less than {shown}."]
 
 
-def _pairs(result: Result) -> list[str]:
-    """How many pairs of arms differ, and which arms may be the lowest."""
-    pairs = result.pairs
-    tested = {name for c in pairs if c.change.is_tested for name in (c.arm, c.against)}
-    if not tested:
-        return []
-    clear = sum(c.change.significant for c in pairs)
-    first = [name for name, (best, _) in result.ranks.items() if best == 1 and name in tested]
-    differ = f"{clear or 'none'} {'differs' if clear == 1 else 'differ'} significantly"
-    return [f"Of {count(len(pairs), 'pair')} of arms, {differ}; no arm is significantly below {conjoin(first)}."]
-
-
 def _untested(findings: Sequence[Finding]) -> list[str]:
     """Which findings were not tested, and why."""
     compared = [f for f in findings if isinstance(f, Comparison) and not f.change.is_tested]
-    sentences = [f"{c.arm} is not tested against {c.against}: {c.untested}." for c in compared if c.untested]
+    reasons = {f"{c.arm} is not tested against {c.against}": c.untested for c in compared}
+    sentences = [f"{what}: {why}." for what, why in reasons.items() if why and "diverged" not in why]
     for c in (c for c in compared if not c.untested and c.change.sd == 0):  # which independent runs never have
         pair, seeds = f"{c.arm} and {c.against}", count(len(c.seeds), "seed")
         sentences.append(

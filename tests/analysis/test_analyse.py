@@ -136,9 +136,6 @@ def test_all_pairs_are_one_family_and_rank_the_arms(tmp_path: Path) -> None:
     assert sum(5 - worst for _, worst in result.ranks.values()) == len(clear)
     lowest = min(result.arms, key=lambda found: found.loss.mean)
     assert result.ranks[lowest.name][0] == 1
-    (said,) = (sentence for sentence in result.answer if "pairs of arms" in sentence and sentence.startswith("Of"))
-    assert said.startswith(f"Of 10 pairs of arms, {len(clear)} differ significantly; no arm is significantly below ")
-    assert lowest.name in said
     table = tables(result)["pairs"]
     assert table.head == ["Arm", "Rank", *names[:-1]]
     change = next(c for c in result.pairs if (c.arm, c.against) == ("prenorm", "vanilla")).change
@@ -146,16 +143,10 @@ def test_all_pairs_are_one_family_and_rank_the_arms(tmp_path: Path) -> None:
     assert summary_rows(result)[0]["rank_from"] == result.ranks["vanilla"][0]
 
 
-def test_the_answer_says_what_helped_what_hurt_what_is_excluded_and_how_many_seeds_are_needed(
-    ladder: tuple[Path, Result],
-) -> None:
+def test_the_answer_says_what_is_excluded_and_how_many_seeds_are_needed(ladder: tuple[Path, Result]) -> None:
     _, result = ladder
-    helped, hurt, unclear, needed, ends, tests = result.answer
-    assert helped.startswith(f"2 of 4 steps lowered the loss: prenorm ({MINUS}0.")
-    assert "rope (" in helped
-    assert "nats per token" in helped
+    unclear, needed, ends, tests = result.answer
     assert "bits per byte" not in " ".join(result.answer)
-    assert hurt.startswith("1 of 4 steps raised the loss: relu (+0.1")
     step = arm(result, "rmsnorm").to_previous
     assert 0.001 < (step.nats.high - step.nats.low) / 2 < 0.1
     digits = 3 if step.nats.high - step.nats.low > 0.02 else 4  # two of the half-width
@@ -174,17 +165,17 @@ def test_the_verdict_counts_what_helped_and_names_what_did_most(tmp_path: Path, 
     )
     assert ladder[1].verdict.endswith(" nats per token.")
     two = analysed(tmp_path / "2", {"base": 0.0, "arm": -0.1}, design="recipes")
-    assert two.verdict.startswith(f"Compared with base, arm lowered the loss: {MINUS}0.")
+    assert two.verdict.startswith("arm is best; base is significantly worse, by 0.")
     many = analysed(tmp_path / "6", dict.fromkeys("ABCDEF", 0.0), design="recipes")
-    assert many.verdict == "Compared with A, no arm changed the loss significantly."
+    assert many.verdict == "No clear winner: no arm differs significantly from A."
     limits = [max(-d.low, d.high) for d in (a.to_baseline.nats for a in many.arms[1:])]
     (sentence,) = [s for s in many.answer if "is excluded" in s]
     assert f"of more than {max(limits):.3f} nats per token is excluded." in sentence
     assert not any("would need" in s for s in many.answer)
     three = analysed(tmp_path / "3", {"a": 0.0, "b": -0.5, "c": 0.0}, design="recipes")
-    assert three.answer[0].startswith("Compared with a, 1 of 2 arms lowered the loss: b (")
-    assert three.answer[1].startswith("c is not significant with 3 seeds; ")
-    assert three.answer[3].startswith("The lowest mean loss is that of b: 3.")
+    assert three.verdict.startswith("b is significantly better than a, by 0.")
+    assert three.answer[0].startswith("c is not significant with 3 seeds; ")
+    assert three.answer[2].startswith("The lowest mean loss is that of b: 3.")
 
 
 def test_from_one_seed_nothing_is_concluded(tmp_path: Path) -> None:
@@ -223,8 +214,8 @@ def test_an_arm_that_is_identical_to_the_baseline_is_said_to_be(tmp_path: Path) 
     plant_losses(tmp_path / "same", *base)
     plant_losses(tmp_path / "moved", *(loss + 0.125 for loss in base))
     result = analyse(study, tmp_path)
-    assert result.answer[1] == "same and base are identical: their losses are equal in each of 3 seeds."
-    assert result.answer[2] == "moved and base differ by exactly as much in each of 3 seeds, which is no evidence."
+    assert result.answer[0] == "same and base are identical: their losses are equal in each of 3 seeds."
+    assert result.answer[1] == "moved and base differ by exactly as much in each of 3 seeds, which is no evidence."
     assert not any("not significant" in sentence for sentence in result.answer)
     assert not any(arm(result, name).to_baseline.change.significant for name in ("same", "moved"))
     assert arm(result, "moved").to_baseline.seeds_needed is None
@@ -247,7 +238,7 @@ def test_where_tokenizers_differ_arms_are_compared_in_bits_alone(tmp_path: Path)
     assert comparison.nats is None
     assert comparison.bits.mean == pytest.approx((1.7 - 3.7 / BYTES_PER_TOKEN) / math.log(2), abs=0.01)
     assert comparison.change.significant
-    assert "raised the loss" in result.answer[0]  # though its nats per token are fewer
+    assert "raised the loss" in result.verdict  # though its nats per token are fewer
     assert "nats" not in " ".join(result.answer)
     assert result.front(CACHE) == ("bpe",)
     assert {curve.metric for curve in result.curves} == {"val/bits_per_byte"}
@@ -295,8 +286,8 @@ def test_survivors_of_a_divergence_are_not_judged_and_the_answer_says_how_many_d
     assert not comparison.change.significant
     assert all(map(math.isnan, (comparison.nats.low, comparison.nats.high, comparison.nats.p)))
     assert result.answer[0] == "bold diverged in 2 of 5 seeds: it is not tested over the others."
-    assert "other (" in result.answer[1]
-    assert "bold (" not in " ".join(result.answer)
+    assert result.verdict.startswith("other is significantly better than base, by 0.")
+    assert not any(sentence.startswith("bold") for sentence in result.answer[1:])
     assert arm(result, "other").to_baseline.change.significant
 
 
@@ -576,8 +567,8 @@ def test_a_factorials_effects_are_those_that_were_planted(tmp_path: Path) -> Non
     assert len(result.effects) == 6
     for effect in result.effects:
         assert effect.change.mean == pytest.approx(truth.get(effect.axes, 0.0), abs=0.003)
-    assert result.answer[0].startswith(f"1 of 6 effects lowered the loss: norm ({MINUS}0.0")
-    assert "norm \u00d7 block" in result.answer[1]
+    assert result.verdict.startswith("Of 6 effects, 1 lowered the loss and 2 raised it; ")
+    assert "norm \u00d7 ffn" in result.answer[0]
     assert result.tests == "moderated paired tests of the 6 effects"
     assert all(math.isnan(a.to_baseline.change.p) for a in result.arms[1:])
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from llama_lab.model import Cost, Decoder
 
 TARGET = re.compile(r"\b_target_:\s*['\"]?([\w.]+)")  # in a YAML file
+COMMENT = re.compile(r"(^|\s)#.*", re.MULTILINE)
 REPORTED = (ConfigError, RunFailedError, HydraException, OmegaConfBaseException)  # cli.py prints these
 ROPE, ROPE_ALIBI = "llama_lab.model.position.Rope", "llama_lab.model.position.RopeAlibi"
 # Top-level packages of the user's components that were built in this process. By name, since a path would not
@@ -135,8 +136,8 @@ def build_model(cfg: DictConfig, vocab_size: int, eot_id: int | None = None) -> 
     if wanted is not None and wanted < vocab_size:
         advice = "raise it to at least that, or leave it null to follow the tokenizer"
         raise ConfigError(f"model.vocab_size={wanted}: the tokenizer has {vocab_size} ids; {advice}")
-    of_layers = (one.attention for one in cfg.model.get("layers", ()) if "attention" in one)
-    for key, attention in product(("window", "chunk"), (cfg.model.attention, *of_layers)):
+    different = (one.attention for one in cfg.model.get("layers", ()) if "attention" in one)
+    for key, attention in product(("window", "chunk"), (cfg.model.attention, *different)):
         size = attention.get(key)
         if size is not None and size >= cfg.model.max_seq_len:
             length = f"model.max_seq_len={cfg.model.max_seq_len}"
@@ -222,7 +223,8 @@ def packaged_targets() -> frozenset[str]:
 
 def targets_below(folder: Path) -> frozenset[str]:
     """The targets in the YAML files below a folder."""
-    return frozenset(t for file in folder.rglob("*.yaml") for t in TARGET.findall(file.read_text(encoding="utf-8")))
+    texts = (COMMENT.sub("", file.read_text(encoding="utf-8")) for file in folder.rglob("*.yaml"))
+    return frozenset(target for text in texts for target in TARGET.findall(text))
 
 
 def users_frame(error: BaseException) -> str | None:

@@ -224,7 +224,8 @@ def described(module: nn.Module, node: Mapping[str, Any]) -> str:
 
 def changed(node: Mapping[str, Any], kind: Any) -> Iterator[str]:
     """The settings in a node of a config that are not the defaults of its class."""
-    defaults = {key: one.default for key, one in inspect.signature(kind).parameters.items()}
+    bases = reversed(getattr(kind, "__mro__", (kind,)))  # whose settings a class may pass on as **settings
+    defaults = {key: one.default for base in bases for key, one in inspect.signature(base).parameters.items()}
     for key, value in node.items():
         if key[0] == "_" or key in INITIAL or value == defaults.get(key, inspect.Parameter.empty):
             continue

@@ -1,7 +1,7 @@
 """Model families: one table per family maps settings and weights between transformers and us, both ways.
 
-The tables are in `families.py`, the kinds of settings in `settings.py`. A family lists its fixed
-settings (`recipe`), how its settings map to ours (`settings`), and which tensor holds each of our parameters
+The tables are in `llama_families.py` and `gpt_families.py`, the kinds of settings in `settings.py`. A family lists its
+fixed settings (`recipe`), how its settings map to ours (`settings`), and which tensor holds each of our parameters
 (`weights`). "Ours" is the model node of our config, "theirs" config.json. Nothing here reads a file.
 
 Our settings are flat: the model node of a resolved config with dotted keys, `{"dim": 64, "norm.eps": 1e-5}`, without

@@ -16,7 +16,7 @@ class Mask(NamedTuple):
     `sees` works on whole tensors, and on single elements as a `mask_mod` of `flex_attention`.
 
     window: it sees itself and `window - 1` positions before (Mistral 7B, section 2).
-    chunk: it sees its own chunk, of `chunk` positions from 0 on, from position 0 (the local layers of Llama 4).
+    chunk: it sees its own chunk; chunks of `chunk` positions are counted from position 0 (the local layers of Llama 4).
     prefix: it sees the first `prefix` positions even if they follow it, as a prefix language model does (Raffel et al.
         2020, section 3.2.1).
     """
@@ -41,7 +41,7 @@ class Mask(NamedTuple):
 
     @property
     def reach(self) -> int | None:
-        """Largest number of keys that a query sees, so the number of slots that a cache needs; None: unlimited."""
+        """Largest number of keys up to itself that a query sees, the slots that a cache needs; None: unlimited."""
         return self.chunk if self.window is None else self.window
 
     def mean_keys(self, length: int) -> float:

@@ -79,7 +79,7 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
         flops_per_token=flops,
         flops_per_token_dense=flops_per_token(units, seq_len, dense=True),
         train_flops_per_token=3 * flops,
-        kv_bytes=ask_mixers(model, "state_bytes", seq_len, kv_dtype) if model.decodes else None,  # before the next
+        kv_bytes=ask_mixers(model, "state_bytes", seq_len, kv_dtype) if model.decodes else None,
         kv_bytes_per_token=ask_mixers(model, "state_bytes_per_token", kv_dtype) if model.decodes else None,
     )
 

@@ -22,9 +22,9 @@ LARGEST = 2**30  # of any size, so that the bytes of a matrix fit into 64 bits
 class Decoder(nn.Module):
     """A decoder built from one component per slot; each slot is a factory.
 
-    Each factory is called with those of the following arguments that its signature names. position, attention and ffn:
-    the sizes below, and norm. attention and ffn also: layer, counted from 0. position also: layers, those in which it
-    acts. init: n_layers.
+    Those of position, attention, ffn and init are called with the following arguments that their signatures name.
+    position, attention and ffn: the sizes below but vocab_size, and norm. attention and ffn also: layer, counted from
+    0. position also: layers, those in which it acts. init: n_layers.
 
     vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, hidden_dim, max_seq_len: sizes, named as in LLaMA.
     layers: overrides of components and sizes for the layers `at`, counted from 0; later entries win.

@@ -1,4 +1,4 @@
-"""The interface of position encodings: four hooks, one of which an encoding overrides.
+"""The interface of position encodings: four hooks, of which an encoding overrides one or more.
 
 `embed` adds to the token embeddings (sinusoidal, learned), `rotation` rotates queries and keys (RoPE), `bias` is added
 to the attention scores (ALiBi, relative), and `relation` has vectors that are added to keys and values by distance
@@ -136,7 +136,7 @@ class Position(nn.Module):
         return None
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
-        """Float32 `(..., H, Tq, Tk)` to add to the scores, or None. Where documents are apart, only distances count."""
+        """Float32 `(..., H, Tq, Tk)` to add to the scores, or None. Positions are in the window, also with documents."""
         return None
 
     def relation(self, query_positions: Tensor, key_positions: Tensor) -> Relation | None:

@@ -53,7 +53,8 @@ class Mixer(nn.Module, ABC):
     def bind_position(self, position: Position) -> None:
         """Called when the model is built, with the position encoding of the layer.
 
-        Raises ValueError for an encoding that the mixer would ignore.
+        Raises ValueError for one with relations, unless the mixer adds them. Whether it rotates, or adds the bias, is
+        not checked.
         """
         if has_relation(position) and not self.relations:
             raise ValueError(

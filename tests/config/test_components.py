@@ -9,7 +9,7 @@ from types import FrameType
 import pytest
 import yaml
 
-from llama_lab.config.components import CONF_DIR
+from llama_lab.config.components import CONF_DIR, package_of, packaged_targets
 from llama_lab.model.attention import GroupedQueryAttention
 from tests.composing import compose_config, options
 from tests.conftest import Command
@@ -31,6 +31,10 @@ def test_a_group_has_a_default_which_is_one_of_its_options(group: str) -> None:
     defaults = yaml.safe_load((CONF_DIR / "config.yaml").read_text())["defaults"]
     (option,) = (entry[group] for entry in defaults if isinstance(entry, dict) and group in entry)
     assert (CONF_DIR / group / f"{option}.yaml").is_file() or (group, option) == ("study", None)
+
+
+def test_a_target_in_a_comment_of_a_config_makes_no_package_ours() -> None:
+    assert {package_of(target) for target in packaged_targets()} == {"llama_lab", "torch"}
 
 
 @pytest.mark.parametrize("group", ["trainer", "logger"])

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llama_lab.drawing.anatomy import NAMES, Anatomy, Part, anatomy, pattern
+from llama_lab.drawing.anatomy import NAMES, Anatomy, Part, anatomy, changed, pattern
 from llama_lab.drawing.wiring import SCALE, Sum, wiring
+from llama_lab.model.attention import GroupedQueryAttention
 from llama_lab.model.block import Block, PreNorm
 from llama_lab.model.mixer import Mixer
 from tests.composing import compose_config, decoder, options, written
@@ -168,6 +169,14 @@ def test_a_mixer_of_the_user_s_own_is_a_part_with_its_matrices() -> None:
     assert (part.kind, part.title, part.shapes, part.state) == ("mixer", "Averaging", ("value 32 → 32",), None)
     assert found.cost.kv_bytes is None
     assert found.position is None
+
+
+def test_settings_that_a_class_passes_on_to_its_base_are_compared_with_its_defaults() -> None:
+    class Mine(GroupedQueryAttention):
+        def __init__(self, share: float = 0.5, **settings: Any) -> None:
+            super().__init__(**settings)
+
+    assert [*changed({"share": 0.25, "window": None, "chunk": 8}, Mine)] == ["share 0.25", "chunk 8"]
 
 
 def test_two_of_one_architecture_do_not_differ() -> None:

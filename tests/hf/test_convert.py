@@ -97,6 +97,13 @@ def test_a_variant_of_attention_is_exported_as_the_class_that_has_it(
     torch.testing.assert_close(load(run).model(tokens), reload(tmp_path / "out")(tokens).logits, rtol=0, atol=1e-4)
 
 
+def test_a_model_with_document_masks_is_compared_within_a_document(
+    trained: Trained, converting: Command, tmp_path: Path
+) -> None:
+    run = trained("attention=gqa_window", "data.document_mask=true")
+    assert "with the same logits" in converting("export", run, tmp_path / "out").out
+
+
 @pytest.mark.parametrize(
     ("overrides", "obstacle"),
     [

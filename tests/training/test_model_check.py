@@ -27,6 +27,7 @@ class Sum(Mixer):
         super().__init__()
         self.dim = dim
         self.value = nn.Linear(dim, dim)
+        self.register_buffer("mask", torch.ones(1))  # a name that GQA has for something else
 
     def forward(self, x, layout, state=None):
         total = self.value(x).cumsum(1) / 100

@@ -42,12 +42,12 @@ def with_option(group: str, option: str, loader: ConfigLoader | None) -> tuple[l
 
 
 def run_config(cfg: DictConfig, choices: dict[str, Any]) -> tuple[DictConfig, dict[str, Any]]:
-    """A run's config and choices, without Hydra's node and the study."""
+    """A run's config and choices, without Hydra's node and what is the study's alone; changes `cfg` in place."""
     return without(cfg, "hydra", "study", "match"), choices | {"study": None}
 
 
 def without(cfg: DictConfig, *keys: str) -> DictConfig:
-    """Delete these keys from a config, if present, and return it."""
+    """Delete these keys from a config in place, if present, and return it."""
     with flag_override(cfg, ["struct", "readonly"], False):
         for key in keys:
             cfg.pop(key, None)

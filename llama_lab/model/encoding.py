@@ -136,7 +136,7 @@ class Position(nn.Module):
         return None
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor | None:
-        """Float32 `(..., H, Tq, Tk)` to add to the scores, or None. Positions are in the window, also with documents."""
+        """Float32 `(..., H, Tq, Tk)` to add to the scores, or None. Positions are the window's, also with documents."""
         return None
 
     def relation(self, query_positions: Tensor, key_positions: Tensor) -> Relation | None:

@@ -21,8 +21,8 @@ Pair = tuple[str, str]  # an arm and its reference
 class Member:
     """One run of a study.
 
-    folder: of the run, relative to the study's folder, or absolute. learning_rate: the run's, if the study searches it.
-    tunes: the judged seed of the arm whose learning rate this run helps to choose; None for a judged run.
+    folder: of the run, relative to the study's folder, or absolute. learning_rate: a tuning run's; a judged one's is in
+    its record. tunes: the judged seed of the arm whose learning rate this run helps to choose; None for a judged run.
     """
 
     folder: str

@@ -49,7 +49,7 @@ def execute(
     command = read_command(cfg.copy(), arguments, defaults["arch"])
     launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=job, config=cfg)
     site: Site | None = getattr(launcher, "site", None) if cfg.device is None else None  # of our launchers
-    if cfg.device is not None:  # as on a cluster, where a run may have any number of them
+    if cfg.device is not None:  # priced as if Slurm gave a run any number of these devices
         command, site = replace(command, launcher="slurm"), Site("slurm", ("gpu",), elsewhere=True)
     plan = plan_study(command, Composer(context.config_loader, command.shared), site)
     print_plan(plan, speed_of(plan, cfg) if cfg.study.dry_run else None)

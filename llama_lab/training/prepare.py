@@ -44,7 +44,7 @@ def requested_run(
     overrides: list[str],
     site: "Site | None" = None,
 ) -> "Run":
-    """The run for a composed config, its choice per group and overrides. Raises ConfigError; reads no folder.
+    """The run for a composed config, its choice per group and overrides. Raises ConfigError; reads only `resume`.
 
     site: where it trains; default: on this machine, in this process.
     """

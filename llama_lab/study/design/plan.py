@@ -55,7 +55,7 @@ class PlannedArm:
 
     arm: with its residual, without its runs. draft: a run of it before it has a name, a seed and the final width.
     compiled: see `compiled_alike`; None leaves that to each run. runs: the judged ones, at the config's learning rate.
-    tuning: those that choose its rate. rates: in its grid.
+    tuning: those that choose its rate. rates: how many are in its grid.
     """
 
     arm: Arm

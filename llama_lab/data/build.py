@@ -8,13 +8,11 @@ import math
 import time
 from array import array
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, zip_longest
 from pathlib import Path
-from threading import Event
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +21,7 @@ from llama_lab.util.errors import ConfigError
 from llama_lab.util.formatting import conjoin, duration
 
 from .dataset import HALVES, SplitIndex
-from .index import FolderIndex, describe_file, write_index
+from .folders import FolderIndex, describe_file, write_index
 from .source import ReportProgress, Source, encoded
 from .tokenizer import TOKENIZER_NAME, TextTokenizer, TokenizerFactory
 
@@ -39,8 +37,8 @@ Counts = npt.NDArray[np.int64]
 Splits = npt.NDArray[np.uint8]
 """DROPPED, TRAIN, VAL or UNREAD per document."""
 
-Document = tuple[str, int]
-"""Its text, and its split."""
+Document = tuple[int, str]
+"""Its position, and its text."""
 
 DROPPED, TRAIN, VAL, UNREAD = 0, 1, 2, 3
 
@@ -64,12 +62,11 @@ def build(
     val_fraction: None for a source with validation documents of its own.
     Raises ConfigError for unusable text.
     """
-    prepare(source, progress)
     start = time.monotonic()
     survey = survey_source(source, val_fraction, progress)
     surveyed = time.monotonic()
     sample = survey.sample(factory)
-    tokenizer = train(factory, survey.texts(sample))
+    tokenizer = factory.train(survey.texts(sample))
     trained = time.monotonic()
     tokenizer.save(folder / TOKENIZER_NAME)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
@@ -160,31 +157,25 @@ class Survey:
 
     def texts(self, positions: Positions) -> Iterator[str]:
         """The texts of the documents to learn from. Raises as `read` does."""
-        return (text for text, _ in self.read(positions, "training tokenizer"))
+        return (text for _, text in self.read(positions, "training tokenizer"))
 
     def read(self, positions: Positions, phase: str) -> Iterator[Document]:
         """Read the source again and yield the documents at `positions`. Raises ConfigError if any document changed."""
         wanted = np.zeros(len(self.splits), dtype=bool)
         wanted[positions] = True
-        expected = zip(self.digests.view(f"V{_DIGEST_BYTES}"), self.splits, wanted, strict=True)
-        read = encoded(
-            chain(self.source.documents(), _validation(self.source)), int(self.sizes.sum()), self.progress, phase
-        )
-        for document, data in zip_longest(expected, read):
-            if document is None or data is None or document[0].tobytes() != _digest(data):
+        texts = chain(self.source.documents(), _validation(self.source))
+        read = encoded(texts, int(self.sizes.sum()), self.progress, phase)
+        expected = self.digests.view(f"V{_DIGEST_BYTES}")
+        for position, (digest, data) in enumerate(zip_longest(expected, read)):
+            if digest is None or data is None or digest.tobytes() != _digest(data):
                 raise ConfigError("data: the text changed while it was read; leave it alone, and run the command again")
-            _, split, is_wanted = document
-            if is_wanted:
-                yield data.decode(), int(split)
-
-
-def prepare(source: Source, progress: ReportProgress) -> None:
-    """What a source does before it is read, such as a download."""
-    getattr(source, "prepare", lambda _: None)(progress)
+            if wanted[position]:
+                yield position, data.decode()
 
 
 def survey_source(source: Source, val_fraction: float | None, progress: ReportProgress) -> Survey:
-    """Read `source` once and assign each document to a split. Raises as `assign_splits` does."""
+    """Prepare and read `source`, and assign each document to a split, as `assign_splits` does."""
+    getattr(source, "prepare", lambda _: None)(progress)
     raw, sizes = bytearray(), array("q")
     to_train_on = 0
 
@@ -245,25 +236,6 @@ def _prefix(positions: Positions, sizes: Counts, total: float) -> Positions:
     return positions[: int(np.searchsorted(np.cumsum(sizes[positions]), total)) + 1]
 
 
-def train(factory: TokenizerFactory, texts: Iterator[str]) -> TextTokenizer:
-    """Train a tokenizer in a thread: in the main thread, the library would block Ctrl-C."""
-    stop = Event()
-
-    def until_stopped() -> Iterator[str]:
-        for text in texts:
-            if stop.is_set():
-                raise InterruptedError
-            yield text
-
-    with ThreadPoolExecutor(1) as pool:
-        trained = pool.submit(factory.train, until_stopped())
-        try:
-            return trained.result()
-        except BaseException:
-            stop.set()
-            raise
-
-
 def _write_streams(
     survey: Survey, tokenizer: TextTokenizer, dtype: np.dtype, val_tokens: int | None, folder: Path
 ) -> tuple[Survey, Counts]:
@@ -277,17 +249,15 @@ def _write_streams(
 
     def write(positions: Positions, *splits: int) -> None:
         """Write `[eot] document [eot] document [eot]` for each split: every token but the first is predicted."""
-        counts = array("q")  # a fifth of the memory of a list
         with ExitStack() as stack:
             files = {split: stack.enter_context((folder / _STREAMS[split]).open("wb")) for split in splits}
             for file in files.values():
                 file.write(eot)
             for batch in _batches(survey.read(positions, "tokenising")):
-                ids_of = tokenizer.encode_batch([text for text, _ in batch])
-                for (_, split), ids in zip(batch, ids_of, strict=True):
-                    files[split].write(np.array(ids, dtype).tobytes() + eot)
-                    counts.append(len(ids) + 1)
-        tokens[np.sort(positions)] = counts
+                ids_of = tokenizer.encode_batch([text for _, text in batch])
+                for (position, _), ids in zip(batch, ids_of, strict=True):
+                    files[survey.splits[position]].write(np.array(ids, dtype).tobytes() + eot)
+                    tokens[position] = len(ids) + 1
 
     held_out, limit = survey.held_out, math.inf if val_tokens is None else val_tokens
     candidates = _prefix(held_out, survey.sizes, limit * _BYTES_PER_TOKEN)
@@ -309,14 +279,13 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """The documents in lists of about `_BATCH_CHARS`."""
     batch: list[Document] = []
     size = 0
-    for text, split in documents:
-        batch.append((text, split))
-        size += len(text)
+    for document in documents:
+        batch.append(document)
+        size += len(document[1])
         if size >= _BATCH_CHARS:
             yield batch
             batch, size = [], 0
-    if batch:
-        yield batch
+    yield batch
 
 
 def _digest(data: bytes) -> bytes:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 
-from llama_lab.util.errors import ConfigError
+from llama_lab.util.errors import ConfigError, require_positive
 
 from .dataset import Dataset, Ids, Validation
 
@@ -24,9 +24,8 @@ def micro_batches_per_step(batch_size: int, micro_batch_size: int | None, world_
     `batch_size` counts sequences over all `world_size` devices, `micro_batch_size` those of one forward pass on one
     device; None: a device's whole share. Raises ConfigError unless the numbers divide each other.
     """
-    for key, value in {"train.batch_size": batch_size, "train.micro_batch_size": micro_batch_size}.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{key}={value}: must be at least 1")
+    require_positive("train.batch_size", batch_size)
+    require_positive("train.micro_batch_size", micro_batch_size)
     unit = world_size * (micro_batch_size or 1)
     if batch_size % unit:
         near = " and ".join(map(str, multiples_around(batch_size, unit)))

@@ -1,7 +1,7 @@
 """The interface of datasets: text, mixtures and probes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
@@ -12,6 +12,7 @@ from llama_lab.model.loss import IGNORE
 from .tokenizer import TextTokenizer
 
 Ids = npt.NDArray[np.int64]
+Tokens = npt.NDArray[np.unsignedinteger]
 HALVES = ("tuning", "judging")  # of the validation documents
 
 
@@ -22,6 +23,12 @@ class SplitIndex:
     documents: int
     bytes: int
     tokens: int
+
+    def __add__(self, other: "SplitIndex") -> "SplitIndex":
+        return SplitIndex(*map(sum, zip(astuple(self), astuple(other), strict=True)))
+
+
+EMPTY = SplitIndex(0, 0, 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,6 @@ class HFTokenizer(TextTokenizer):
             lost = [name for name, text in PROBES.items() if self.decode(self.encode(text)) != text]
         except ConfigError:
             raise
-        except ValueError as error:  # of TextTokenizer
-            raise ConfigError(f"tokenizer.end_of_text={end_of_text or 'null'}: in {file}, {error}") from error
         except Exception as error:  # tokenizers raises nothing more specific
             raise ConfigError(f"tokenizer.path={path}: {file} cannot be used, {first_line(error)}") from error
         if lost:

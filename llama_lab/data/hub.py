@@ -18,11 +18,11 @@ def is_hub_name(path: str) -> bool:
 
 @contextmanager
 def report_hub_errors(setting: str, local: str) -> Iterator[None]:
-    """Turn errors of the Hub into a ConfigError that begins with `setting`, which names what was looked for.
+    """Turn errors of the Hub, or of reading a dataset, into a ConfigError that begins with `setting`, which names it.
 
     local: what to do without the Hub.
     """
-    from datasets.exceptions import DatasetNotFoundError  # half a second to import
+    from datasets.exceptions import DatasetsError  # half a second to import
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
     try:
@@ -44,8 +44,10 @@ def report_hub_errors(setting: str, local: str) -> Iterator[None]:
             problem += f"it is private, or {local}"
         elif is_any(ConnectionError, HfHubHTTPError, HfHubHTTPError.__bases__[0]):  # the last is its client's
             problem = f"the Hugging Face Hub cannot be reached ({first_line(chain[-1])}); {local}"
-        elif isinstance(error, DatasetNotFoundError):
-            problem = f"{' '.join(str(error).split())}; correct it, or {local}"
+        elif isinstance(error, FileNotFoundError):
+            problem = f"not found, or out of reach ({first_line(error)}); correct it, or {local}"
+        elif isinstance(error, ValueError | RuntimeError | DatasetsError):
+            problem = f"cannot be read, {first_line(error)}; correct it"
         else:
             raise
         raise ConfigError(f"{setting}: {problem}") from error
@@ -53,15 +55,16 @@ def report_hub_errors(setting: str, local: str) -> Iterator[None]:
 
 def make_absolute(node: dict[str, Any]) -> None:
     """Make the paths in a resolved config of data or tokenizer absolute, also those in sources and parts."""
-    for value in node.values():
-        if isinstance(value, dict):
+    is_format = node.get("path") in FORMATS
+    for key, value in node.items():
+        if key == "files":
+            node[key] = _absolute([value] if isinstance(value, str) else value)
+        elif (key == "data_files" and is_format) or (
+            key == "path" and not is_format and Path(value).expanduser().exists()
+        ):
+            node[key] = _absolute(value)
+        elif isinstance(value, dict):
             make_absolute(value)
-    if "files" in node:
-        node["files"] = _absolute([node["files"]] if isinstance(node["files"], str) else node["files"])
-    if node.get("path") in FORMATS and "data_files" in node:
-        node["data_files"] = _absolute(node["data_files"])
-    elif "path" in node and (here := Path(node["path"]).expanduser()).exists():  # else a name on the Hub
-        node["path"] = str(here.absolute())
 
 
 def _absolute(files: Any) -> Any:

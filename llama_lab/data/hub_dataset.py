@@ -3,30 +3,27 @@
 import json
 import os
 import re
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from llama_lab.util.errors import ConfigError, first_line
+from llama_lab.util.errors import ConfigError, require_positive
 from llama_lab.util.files import replace_text
 
 from .folders import json_hash, open_or_build
 from .hub import FORMATS, is_hub_name, report_hub_errors
-from .source import ReportProgress, cut, encoded, read_blocks, row_texts
-
-DataFiles = str | Iterable[str] | Mapping[str, str | Iterable[str]]
+from .source import Files, ReportProgress, TextFiles, cut, encoded, read_blocks, row_texts
 
 _LOCALLY = "point at files on this machine, as data=hub data.path=parquet 'data.data_files=[...]'"
 _SAVED = ("dataset_dict.json", "state.json")  # in a folder that `save_to_disk` wrote: of several splits, of one
 
 
 @dataclass
-class HubDataset:
+class HubDataset(Files):
     """The documents of a dataset: on the Hub, in a folder, or files of a format.
 
     path: a name on the Hub, a folder (of files, or from `save_to_disk`), or one of `FORMATS` for `data_files`. name:
@@ -48,11 +45,11 @@ class HubDataset:
     document_chars: int | None = 16384
     max_bytes: int | None = None
     revision: str | None = None
-    data_files: DataFiles | None = None
+    data_files: str | list[str] | dict[str, Any] | None = None
     cache_dir: str = field(default="~/.cache/llama_lab", repr=False)
 
     def __post_init__(self) -> None:
-        here, files = Path(self.path).expanduser(), _plain(self.data_files)
+        here, files = Path(self.path).expanduser(), self.data_files
         is_format = self.path in FORMATS
         self._is_on_hub = not (is_format or here.is_dir())
         self._is_remote = self._is_on_hub or "://" in json.dumps(files)
@@ -60,21 +57,15 @@ class HubDataset:
         self._texts = Path(self.cache_dir).expanduser() / "texts"
         self._path = path = f"data.path={self.path}"
         self._named = path + (f" data.data_files={files}" if files is not None else "")
-        for key in ("max_bytes", "document_chars"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"data.{key}={value}: must be at least 1, or null")
+        require_positive("data.max_bytes", self.max_bytes)
+        require_positive("data.document_chars", self.document_chars)
         if self.split == self.val_split:
             raise ConfigError(f"data.val_split={self.val_split}: is the split to train on; name another, or null")
         try:
             self._start = re.compile(self.document_start or "")
         except re.error as error:
             raise ConfigError(f"data.document_start={self.document_start}: is no regular expression, {error}") from None
-        if os.path.isfile(self.path):
-            kind = "text" if self.path.endswith(".txt") else Path(self.path).suffix.lstrip(".") or "parquet"
-            advice = f"data.path={kind} 'data.data_files=[{self.path}]'"
-            raise ConfigError(f"{path}: is a file; name its format, {advice}")
-        if self._is_on_hub and not is_hub_name(self.path):
+        if self._is_on_hub and (here.is_file() or not is_hub_name(self.path)):
             raise ConfigError(f"{path}: no such folder, and no name on the Hub; {_LOCALLY}")
         if is_format and files is None:
             raise ConfigError(f"{path}: is a format; name its files, as 'data.data_files=[a.{self.path}]'")
@@ -94,14 +85,8 @@ class HubDataset:
     def fingerprint(self) -> str:
         """Return a hash of what determines the documents: the settings and the commit, or the files' state."""
         text = [self.path, self.name, self.split, self.val_split, self.text_field, self.document_start]
-        settings = [*text, self.document_chars, self.max_bytes, _plain(self.data_files)]
-        return json_hash([settings, self.commit if self._is_remote else self._local_files], 16)
-
-    def total_bytes(self) -> int:
-        """Return the bytes on disk that one pass reads, after `prepare`."""
-        if self._is_remote:
-            return sum(file.stat().st_size for file in self._folder.glob("*.jsonl"))
-        return sum(size for _, size, _ in self._local_files)
+        settings = [*text, self.document_chars, self.max_bytes, self.data_files]
+        return json_hash([settings, self.commit if self._is_remote else self.states()], 16)
 
     def prepare(self, progress: ReportProgress) -> None:
         """Download the text that is not on this machine, once for every tokenizer and run."""
@@ -138,18 +123,12 @@ class HubDataset:
 
     def _read(self, split: str) -> Iterator[str]:
         """The documents of a split, from this machine."""
-        if not self._is_remote:
-            yield from self._bounded(split)
-            return
-        with (self._folder / f"{split}.jsonl").open(encoding="utf-8") as file:
-            for line in file:
-                yield json.loads(line)["text"]
+        downloaded = TextFiles(str(self._folder / f"{split}.jsonl")) if self._is_remote else None
+        return downloaded.documents() if downloaded else self._bounded(split)
 
     def _download(self, folder: Path, progress: ReportProgress) -> None:
         """Write the documents of each split into a file in `folder`, a JSON object per line."""
         splits = [split for split in (self.split, self.val_split) if split is not None]
-        published = getattr(self._builder.info, "splits", None) or {}
-        sizes = [published[split].num_bytes or 0 for split in splits if split in published]
 
         def written() -> Iterator[str]:
             for split in splits:
@@ -158,14 +137,15 @@ class HubDataset:
                         file.write(json.dumps({"text": text}) + "\n")
                         yield text
 
-        total = sum(min(size, self.max_bytes or size) for size in sizes)
+        published = self._builder.info.splits or {}
+        total = self.max_bytes or sum(published[split].num_bytes for split in splits if split in published)
         for _ in encoded(written(), total, progress, "downloading"):
             pass
 
     def _bounded(self, split: str) -> Iterator[str]:
         """The documents of a split from their source; of the one to train on, those within `max_bytes`."""
         size = 0
-        with self._reporting():
+        with report_hub_errors(self._named, _LOCALLY):
             for document in self._documents(split):
                 yield document
                 size += len(document.encode())
@@ -194,51 +174,30 @@ class HubDataset:
             return
         stream = known[split].to_iterable_dataset() if self._is_saved else self._builder.as_streaming_dataset(split)
         places = ((f"row {number}", row) for number, row in enumerate(stream, 1))
-        no_rows = f"data.split={split}: has no rows in {self._path}; choose another"
-        rows = row_texts(places, self.text_field, self._path, no_rows, may_be_null=True)
+        rows = row_texts(places, self.text_field, self._path, may_be_null=True)
         yield from rows if self.document_start is None else join_rows(rows, self._start)
 
     @cached_property
     def _builder(self) -> Any:
         """What reads the dataset's files."""
         datasets = _library()
-        with self._reporting(), tempfile.TemporaryDirectory() as scratch:  # a stream caches nothing but a lock file
+        with report_hub_errors(self._named, _LOCALLY), TemporaryDirectory() as scratch:  # for a lock file alone
             return datasets.load_dataset_builder(
                 os.path.expanduser(self.path),
                 self.name,
-                data_files=_plain(self.data_files),
+                data_files=self.data_files,
                 revision=self.commit or None,
                 cache_dir=scratch,
             )
 
-    @cached_property
-    def _local_files(self) -> list[tuple[str, int, int]]:
-        """Each file with its size and time."""
+    @property
+    def _paths(self) -> list[Path]:
+        """The files that are read, after `prepare`."""
+        if self._is_remote:
+            return [*self._folder.glob("*.jsonl")]
         if self._is_saved:
-            files = [str(file) for file in sorted(Path(self.path).expanduser().rglob("*")) if file.is_file()]
-        else:
-            files = sorted({str(file) for file in chain(*(self._builder.config.data_files or {}).values())})
-        return [(file, s.st_size, s.st_mtime_ns) for file, s in zip(files, map(os.stat, files), strict=True)]
-
-    @contextmanager
-    def _reporting(self) -> Iterator[None]:
-        """Turn what `datasets` raises into a ConfigError."""
-        datasets = _library()
-        from datasets.data_files import EmptyDatasetError
-
-        try:
-            with report_hub_errors(self._path, _LOCALLY):
-                yield
-        except ConfigError:
-            raise
-        except (FileNotFoundError, EmptyDatasetError) as error:
-            problem = "cannot be reached, or is not there" if self._is_remote else "no such files"
-            remedy = _LOCALLY if self._is_remote else "correct it"
-            raise ConfigError(f"{self._named}: {problem} ({first_line(error)}); {remedy}") from error
-        except UnicodeDecodeError as error:
-            raise ConfigError(f"{self._named}: not UTF-8 text ({error.reason}); convert it") from error
-        except (ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-            raise ConfigError(f"{self._named}: cannot be read, {first_line(error)}; correct it") from error
+            return [file for file in sorted(Path(self.path).expanduser().rglob("*")) if file.is_file()]
+        return [Path(file) for file in sorted({*chain(*(self._builder.config.data_files or {}).values())})]
 
 
 def join_rows(rows: Iterable[str], start: re.Pattern[str]) -> Iterator[str]:
@@ -260,10 +219,3 @@ def _library() -> Any:
     datasets.disable_progress_bars()
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
     return datasets
-
-
-def _plain(data_files: DataFiles | None) -> Any:
-    """Lists and mappings of OmegaConf as Python's."""
-    if isinstance(data_files, Mapping):
-        return {str(split): _plain(files) for split, files in data_files.items()}
-    return data_files if isinstance(data_files, str | None) else [str(file) for file in data_files]

@@ -5,7 +5,7 @@ Their parts are options of the group `data`, composed as Hydra composes the opti
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from itertools import accumulate, pairwise
@@ -21,17 +21,16 @@ from omegaconf.errors import OmegaConfBaseException
 
 from llama_lab.config.composing import last_loader, with_option
 from llama_lab.config.schema import check_kinds, flat_defaults, is_kind
-from llama_lab.util.errors import ConfigError, first_line, suggestion
+from llama_lab.util.errors import ConfigError, first_line, require_positive, suggestion
 from llama_lab.util.formatting import conjoin
 
-from .build import prepare, survey_source, train
-from .dataset import Ids, Index, SplitIndex, Validation
-from .folders import json_hash, open_or_build
-from .index import FORMAT_VERSION
+from .build import survey_source
+from .dataset import EMPTY, Ids, Index, Tokens, Validation
+from .folders import FORMAT_VERSION, json_hash, open_or_build
 from .source import ReportProgress, Source
 from .tokenizer import TOKENIZER_NAME, TextTokenizer, TokenizerFactory, identity
-from .tokens import UNDIVIDED, TextDataset, TokenDataset, check_val_tokens
-from .windows import Tokens, ValWindows, Windows, count_train_windows
+from .tokens import UNDIVIDED, TextDataset, TokenDataset
+from .windows import ValWindows, Windows, count_train_windows
 
 Order = npt.NDArray[np.intp]
 """The part of each window of a period: `(windows,)`."""
@@ -65,20 +64,16 @@ class MixedWindows(Windows):
     def __init__(self, parts: list[Windows], shares: list[Fraction]):
         self._parts = parts
         self._order = balanced_order(shares)
-        # Of each part, how many windows it has had before each place of a period, `(parts, period)`; and in all of it.
-        of_part = self._order == np.arange(len(parts))[:, None]
-        self._before = np.cumsum(of_part, axis=1) - of_part
-        self._per_period = of_part.sum(axis=1)
+        # How many windows each part has had at the end of each place of a period: `(period, parts)`.
+        self._had = np.cumsum(self._order[:, None] == np.arange(len(parts)), axis=0)
 
     def take(self, sequences: list[int]) -> Ids:
         """Return these sequences of the endless series: `(sequences, seq_len + 1)`."""
-        windows: list[Ids] = []
-        for sequence in sequences:
-            periods, place = divmod(sequence, len(self._order))
-            part = self._order[place]
-            own = periods * int(self._per_period[part]) + int(self._before[part, place])
-            windows += [*self._parts[part].take([own])]
-        return np.stack(windows)
+        periods, places = np.divmod(sequences, len(self._order))
+        chosen = self._order[places]
+        own = periods * self._had[-1, chosen] + self._had[places, chosen] - 1
+        windows = [self._parts[part].take([i]) for part, i in zip(chosen.tolist(), own.tolist(), strict=True)]
+        return np.concatenate(windows)
 
 
 class MixedDataset(TextDataset):
@@ -89,21 +84,16 @@ class MixedDataset(TextDataset):
 
     def __init__(self, parts: Mapping[str, TokenDataset], shares: Mapping[str, Fraction], builds: Sequence[str] = ()):
         self.parts, self.shares, self.builds = dict(parts), dict(shares), builds
-        self._first, *_ = parts.values()
-        self.half = self._first.half
-        indices = [part.index for part in parts.values()]
-        mixed = [[str(share), index.data_hash] for share, index in zip(shares.values(), indices, strict=True)]
-        train, val = (
-            SplitIndex(*(sum(counts) for counts in zip(*map(astuple, splits), strict=True)))
-            for splits in ([index.train for index in indices], [index.val for index in indices])
-        )
+        self._first = first = next(iter(parts.values()))
+        self.half = first.half
+        indices = {name: part.index for name, part in parts.items()}
         self.index = Index(
-            vocab_size=indices[0].vocab_size,
-            data_hash=json_hash(mixed, 16),
-            tokenizer_hash=indices[0].tokenizer_hash,
-            train=train,
-            val=val,
-            revisions={path: commit for index in indices for path, commit in index.revisions.items()},
+            vocab_size=first.index.vocab_size,
+            data_hash=json_hash([[str(shares[name]), index.data_hash] for name, index in indices.items()], 16),
+            tokenizer_hash=first.index.tokenizer_hash,
+            train=sum((index.train for index in indices.values()), EMPTY),
+            val=sum((index.val for index in indices.values()), EMPTY),
+            revisions={path: commit for index in indices.values() for path, commit in index.revisions.items()},
         )
 
     @property
@@ -176,7 +166,7 @@ def open_mixture(
     `val_tokens` is divided by share; a part with too little held-out text reduces all. A tokenizer to
     train learns from the parts in their shares. Raises ConfigError as `TokenDataset.open_or_build` does.
     """
-    check_val_tokens(val_tokens)
+    require_positive("data.val_tokens", val_tokens)
     if tokenizer.vocabulary_from != "nothing":
         tokenizer = _shared_tokenizer(parts, tokenizer, Path(cache_dir).expanduser(), progress)
 
@@ -205,12 +195,11 @@ def _shared_tokenizer(
 
     def texts() -> Iterator[str]:
         for part in parts.values():
-            prepare(part.source, progress)
             survey = survey_source(part.source, part.val_fraction, progress)
             yield from survey.texts(survey.sample(factory, part.share))
 
     def build(empty: Path) -> None:
-        train(factory, texts()).save(empty / TOKENIZER_NAME)
+        factory.train(texts()).save(empty / TOKENIZER_NAME)
 
     return open_or_build(folder, lambda: TextTokenizer.load(folder / TOKENIZER_NAME), build)
 

@@ -74,7 +74,7 @@ def open_probe(cfg: DictConfig, tokenizer: TokenizerFactory) -> Dataset:
 
 def _source(data: DictConfig, key: str, revisions: Mapping[str, str] | None, cfg: DictConfig) -> Source:
     """The source of a corpus, at the commit that is recorded for it."""
-    node: dict[str, Any] = {}
+    node: dict[str, Any] = {"_convert_": "all"}  # plain lists and mappings
     recorded = (revisions or {}).get(str(data.source.get("path")))
     if recorded and data.source.get("revision") is None:
         node["revision"] = recorded

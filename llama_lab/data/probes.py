@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llama_lab.model.loss import IGNORE
-from llama_lab.util.errors import ConfigError
+from llama_lab.util.errors import ConfigError, require_positive
 
-from .dataset import HALVES, Dataset, Examples, Ids, Index, SplitIndex, Training, Validation
+from .dataset import EMPTY, HALVES, Dataset, Examples, Ids, Index, SplitIndex, Training, Validation
 from .folders import json_hash
 from .tokenizer import TextTokenizer, symbol_tokenizer
 
@@ -37,8 +37,8 @@ class Probe(ABC):
 
     def __post_init__(self) -> None:
         for key, value in asdict(self).items():
-            if key != "noise" and value < 1:
-                raise ConfigError(f"data.{key}={value}: must be a positive whole number")
+            if key != "noise":
+                require_positive(f"data.{key}", value)
         if not 0 <= self.noise < 1:
             raise ConfigError(f"data.noise={self.noise}: must be at least 0 and less than 1")
 
@@ -274,8 +274,7 @@ class ProbeDataset(Dataset):
     """
 
     def __init__(self, probe: Probe, seq_len: int, val_sequences: int, half: str | None = None):
-        if val_sequences < 1:
-            raise ConfigError(f"data.val_sequences={val_sequences}: must be a positive whole number")
+        require_positive("data.val_sequences", val_sequences)
         self.probe, self.val_sequences, self.half = probe, val_sequences, half
         self._seq_len = seq_len
         answers = val_sequences * probe.answered(seq_len)
@@ -284,7 +283,7 @@ class ProbeDataset(Dataset):
             vocab_size=self.tokenizer.vocab_size,
             data_hash=json_hash(settings, 16),  # without seed and context
             tokenizer_hash=self.tokenizer.hash,
-            train=SplitIndex(0, 0, 0),
+            train=EMPTY,
             val=SplitIndex(val_sequences, answers, answers),
         )
         self.entropy_floor = probe.entropy_floor

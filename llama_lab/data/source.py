@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import sysconfig
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from llama_lab.util.errors import ConfigError
+from llama_lab.util.errors import ConfigError, require_positive
 
 log = logging.getLogger(__name__)
 
@@ -58,28 +59,29 @@ def encoded(texts: Iterable[str], total: int, progress: ReportProgress, phase: s
     progress(total, total, phase)
 
 
-class _Files(Protocol):
-    """A source that reads files."""
+class Files(Protocol):
+    """A source that reads files. `_paths` names them, `_settings` is all else that determines the documents."""
 
-    _settings: str  # all else that determines the documents
+    _settings: str
 
-    @cached_property
+    @property
     def _paths(self) -> list[Path]: ...
 
+    def states(self) -> list[tuple[str, int, int]]:
+        """The path, size in bytes and modification time of every file."""
+        return [(str(path), stat.st_size, stat.st_mtime_ns) for path in self._paths for stat in [path.stat()]]
+
     def fingerprint(self) -> str:
-        """Return a hash of the settings, and of the path, size and modification time of every file."""
-        digest = hashlib.blake2b(self._settings.encode(), digest_size=16)
-        for path in self._paths:
-            stat = path.stat()
-            digest.update(f"\0{path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()
+        """Return a hash of the settings and the states of the files."""
+        text = self._settings + "".join(f"\0{path}\0{size}\0{time}" for path, size, time in self.states())
+        return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
     def total_bytes(self) -> int:
-        """Return the size of all files, in bytes."""
-        return sum(path.stat().st_size for path in self._paths)
+        """Return the size of all files."""
+        return sum(size for _, size, _ in self.states())
 
 
-class StandardLibrary(_Files):
+class StandardLibrary(Files):
     """The source code of Python's standard library: one document per `.py` file, on every machine, no download.
 
     Tests, idlelib and installed packages are left out.
@@ -119,7 +121,7 @@ TEXT_FIELD = "text"
 
 
 @dataclass(eq=False)
-class TextFiles(_Files):
+class TextFiles(Files):
     """Local files: `.parquet` and `.json`/`.jsonl` hold one document per row, any other file is UTF-8 text.
 
     A byte-order mark at the start of a file is not part of its text.
@@ -137,16 +139,14 @@ class TextFiles(_Files):
     document_chars: int | None = 16384
 
     def __post_init__(self) -> None:
-        if self.document_chars is not None and self.document_chars < 1:
-            raise ConfigError(f"data.document_chars={self.document_chars}: must be at least 1, or null for whole files")
+        require_positive("data.document_chars", self.document_chars)
         self._settings = f"text {self.text_field} {self.document_chars}"
 
     def documents(self) -> Iterator[str]:
         """Read every document of every file, in the order of `files`; a pattern's own files are sorted."""
         for path in self._paths:
             if read_rows := _ROW_READERS.get(path.suffix.lower()):
-                no_rows = f"data.files=[{path}]: the file has no rows; leave it out"
-                yield from row_texts(read_rows(path), self.text_field, str(path), no_rows)
+                yield from row_texts(read_rows(path), self.text_field, str(path))
             else:  # without newline translation, so that the model sees the file's bytes
                 with path.open(encoding="utf-8-sig", newline="") as file:
                     yield from cut(read_blocks(file, f"data.files=[{path}]"), self.document_chars)
@@ -157,9 +157,6 @@ class TextFiles(_Files):
         paths = list(dict.fromkeys(path for pattern in patterns for path in _expand(pattern)))
         if not paths:
             raise ConfigError("data.files=[]: no files given; name at least one, such as data.files=[book.txt]")
-        for path in paths:
-            if path.stat().st_size == 0:
-                raise ConfigError(f"data.files=[{path}]: the file is empty; leave it out")
         if self.text_field != TEXT_FIELD and not any(path.suffix.lower() in _ROW_READERS for path in paths):
             problem = "names a field of rows, and none of data.files is a .jsonl, .json or .parquet file"
             raise ConfigError(f"data.text_field={self.text_field}: {problem}; leave it out")
@@ -213,32 +210,28 @@ def cut(blocks: Iterable[str], size: int | None) -> Iterator[str]:
     yield rest
 
 
-def row_texts(
-    rows: Iterable[tuple[str, Any]], text_field: str, where: str, empty: str, may_be_null: bool = False
-) -> Iterator[str]:
+def row_texts(rows: Iterable[tuple[str, Any]], text_field: str, where: str, may_be_null: bool = False) -> Iterator[str]:
     """The text of every row; null as an empty one, if it may be that. A row comes after its place in `where`.
 
-    Raises ConfigError for a row without text, and `empty` if there are no rows.
+    Raises ConfigError for a row without text.
     """
-    key, place = f"data.text_field={text_field}", None
     for place, fields in rows:
         if not isinstance(fields, dict):
             advice = 'write rows such as {"text": "..."}'
             raise ConfigError(f"data.files=[{where}]: {place} is {_kind(fields)} rather than an object; {advice}")
+        text = fields.get(text_field)
+        if text is None and may_be_null:
+            text = ""
         if text_field not in fields:
-            raise ConfigError(f"{key}: {place} of {where} has no such field; choose one of [{', '.join(fields)}]")
-        text = "" if fields[text_field] is None and may_be_null else fields[text_field]
-        if not isinstance(text, str):
-            kind = _kind(text)
-            raise ConfigError(f"{key}: {place} of {where} holds {kind} there, not text; fix it or choose another field")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            half = repr(text[error.start])
-            raise ConfigError(f"{key}: {place} of {where} holds {half}, half a character; fix the row") from error
-        yield text
-    if place is None:
-        raise ConfigError(empty)
+            problem = f"has no such field; choose one of [{', '.join(fields)}]"
+        elif not isinstance(text, str):
+            problem = f"holds {_kind(text)} there, not text; fix it or choose another field"
+        elif half := re.search("[\ud800-\udfff]", text):
+            problem = f"holds {half[0]!r}, half a character; fix the row"
+        else:
+            yield text
+            continue
+        raise ConfigError(f"data.text_field={text_field}: {place} of {where} {problem}")
 
 
 def _kind(value: Any) -> str:
@@ -248,14 +241,13 @@ def _kind(value: Any) -> str:
 def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """The values of a JSON list, which is read at once, or of a file with one per line, each after its place."""
     with path.open("rb") as file:
-        start = file.read(_BLOCK_CHARS)
-        file.seek(len(BOM_UTF8) if start.startswith(BOM_UTF8) else 0)
-        is_list = start.removeprefix(BOM_UTF8).lstrip().startswith(b"[")
+        is_list = file.read(_BLOCK_CHARS).removeprefix(BOM_UTF8).lstrip().startswith(b"[")
+        file.seek(0)
         for number, text in enumerate([file.read()] if is_list else file, 1):
             if text.isspace():
                 continue
             try:
-                value = json.loads(text.rstrip().decode())
+                value = json.loads(text.rstrip())
             except UnicodeDecodeError as error:
                 line, reason = 1 + text.count(b"\n", 0, error.start), error.reason
             except json.JSONDecodeError as error:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from llama_lab.util.errors import ConfigError
+from llama_lab.util.errors import ConfigError, require_positive
 from llama_lab.util.files import replace_text
 
 END_OF_TEXT = "<|endoftext|>"
@@ -32,7 +32,7 @@ class TextTokenizer:
 
     The id `eot_id`, of the special token `end_of_text`, ends a document. No text is encoded to it, not even the
     token's own. Default for `end_of_text`: `<|endoftext|>`, else the only special token.
-    Raises ValueError, with the special tokens to choose from, if there is none such.
+    Raises ConfigError, with the special tokens to choose from, if there is none such.
     """
 
     vocabulary_from: ClassVar[VocabularyFrom] = "nothing"
@@ -42,11 +42,12 @@ class TextTokenizer:
         if not end_of_text:
             has_ours = END_OF_TEXT in special or (not special and tokenizer.token_to_id(END_OF_TEXT) is not None)
             if not has_ours and len(special) != 1:
-                raise ValueError(f"which token ends a text is not known; name one of {special or 'its vocabulary'}")
+                problem = f"which token ends a text is not known; name one of {special or 'its vocabulary'}"
+                raise ConfigError(f"tokenizer.end_of_text=null: {problem}")
             end_of_text = END_OF_TEXT if has_ours else special[0]
         eot_id = tokenizer.token_to_id(end_of_text)
         if eot_id is None:
-            raise ValueError(f"the tokenizer has no token {end_of_text!r}; its special tokens: {special}")
+            raise ConfigError(f"tokenizer.end_of_text={end_of_text}: it has no such token; name one of {special}")
         if end_of_text not in special:
             tokenizer.add_special_tokens([end_of_text])  # keeps its id
         self.end_of_text, self.eot_id = end_of_text, eot_id
@@ -58,7 +59,7 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, path: str | Path, end_of_text: str | None = None) -> "TextTokenizer":
-        """Read any `tokenizer.json`; see `read_tokenizer`. Raises ValueError as the class does, too."""
+        """Read any `tokenizer.json`; see `read_tokenizer`. Raises ConfigError as the class does, too."""
         return cls(*read_tokenizer(Path(path), end_of_text))
 
     def train(self, documents: Iterator[str]) -> Self:
@@ -105,11 +106,8 @@ class TextTokenizer:
             unknown = sorted(pieces - self._tokenizer.get_vocab().keys())
             if not unknown:
                 raise
-            problem = f"symbols: {', '.join(unknown)} is no symbol of this probe; separate its symbols by spaces"
-            if not of_probe:
-                advice = "leave out what the text it was trained on has not, or use tokenizer=byte or tokenizer=bpe"
-                problem = f"char: no id for {''.join(unknown)!r}; {advice}"
-            raise ConfigError(f"tokenizer={problem}") from error
+            key, advice = ("symbols", "or separate them by spaces") if of_probe else ("char", "or use tokenizer=byte")
+            raise ConfigError(f"tokenizer={key}: no id for {' '.join(unknown)!r}; leave it out, {advice}") from error
         encoded = ((text, encoding.ids) for text, encoding in zip(texts, encodings, strict=True))
         return [self._encode_in_parts(text) if self.eot_id in ids else ids for text, ids in encoded]
 
@@ -243,8 +241,7 @@ class BPETokenizer:
         if not 257 <= self.vocab_size <= MOST_IDS:  # the trainer allocates room for all
             bounds = f"at least 257 (256 bytes and {END_OF_TEXT}), at most {MOST_IDS}"
             raise ConfigError(f"tokenizer.vocab_size={self.vocab_size}: must be {bounds}")
-        if self.sample_bytes is not None and self.sample_bytes < 1:
-            raise ConfigError(f"tokenizer.sample_bytes={self.sample_bytes}: must be at least 1, or null for all text")
+        require_positive("tokenizer.sample_bytes", self.sample_bytes)
 
     def train(self, documents: Iterator[str]) -> TextTokenizer:
         """Learn the merges from `documents`."""
@@ -257,7 +254,7 @@ class BPETokenizer:
         trainer = trainers.BpeTrainer(
             vocab_size=self.vocab_size - 1, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
         )
-        tokenizer.train_from_iterator(documents, trainer)
+        tokenizer.train_from_iterator([*documents], trainer)  # a list, since the library reads them where Ctrl-C waits
         tokenizer.pre_tokenizer = words
         return _finish(tokenizer)
 

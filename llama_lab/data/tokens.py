@@ -7,15 +7,14 @@ from typing import Protocol
 
 import numpy as np
 
-from llama_lab.util.errors import ConfigError
+from llama_lab.util.errors import ConfigError, require_positive
 
 from .build import VAL_HALVES, build
-from .dataset import HALVES, Dataset, Validation
-from .folders import json_hash, open_or_build
-from .index import FORMAT_VERSION, FolderIndex, TokenStream, read_index
+from .dataset import HALVES, Dataset, Tokens, Validation
+from .folders import FORMAT_VERSION, FolderIndex, TokenStream, json_hash, open_or_build, read_index
 from .source import ReportProgress, Source
 from .tokenizer import TOKENIZER_NAME, TextTokenizer, TokenizerFactory, identity
-from .windows import Tokens, TrainWindows, ValWindows, count_train_windows
+from .windows import TrainWindows, ValWindows, count_train_windows
 
 UNDIVIDED = ", or tune no learning rates with study.learning_rates=null, which needs no halves"
 
@@ -89,7 +88,7 @@ class TokenDataset(TextDataset):
             raise ConfigError(f"data.val_fraction={val_fraction}: {problem}")
         if not (has_validation or (val_fraction is not None and 0 < val_fraction < 1)):
             raise ConfigError(f"data.val_fraction={val_fraction}: must be between 0 and 1, such as 0.05")
-        check_val_tokens(val_tokens)
+        require_positive("data.val_tokens", val_tokens)
         key = [FORMAT_VERSION, source.fingerprint(), identity(tokenizer), val_fraction, val_tokens]
         folder = Path(cache_dir).expanduser() / json_hash(key)
         builds = []
@@ -144,9 +143,3 @@ class TokenDataset(TextDataset):
         if self.index.val_fraction is None:
             return "data.val_split", "set it to null and data.val_fraction=0.05"
         return f"data.val_fraction={self.index.val_fraction}", "raise data.val_fraction, add text"
-
-
-def check_val_tokens(val_tokens: int | None) -> None:
-    """Raise ConfigError unless the bound on validation is positive, or None."""
-    if val_tokens is not None and val_tokens < 1:
-        raise ConfigError(f"data.val_tokens={val_tokens}: must be at least 1, or null for all held-out text")

@@ -4,14 +4,11 @@ from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from llama_lab.model.loss import IGNORE
 
-from .dataset import Examples, Ids, Training, Validation
-from .index import TokenStream
-
-Tokens = npt.NDArray[np.unsignedinteger]
+from .dataset import Examples, Ids, Tokens, Training, Validation
+from .folders import TokenStream
 
 
 def count_train_windows(predicted_tokens: int, seq_len: int) -> int:

@@ -21,6 +21,12 @@ class RunFailedError(Exception):
     """A run in a process of its own crashed or was killed. The command line exits with status 1."""
 
 
+def require_positive(key: str, value: int | None) -> None:
+    """Raise ConfigError for a number below 1."""
+    if value is not None and value < 1:
+        raise ConfigError(f"{key}={value}: must be at least 1")
+
+
 def suggestion(wrong: str, known: Iterable[str]) -> str:
     """` (did you mean ...?)` with the closest of `known`; empty if none is close."""
     close = difflib.get_close_matches(wrong, list(known), n=1)

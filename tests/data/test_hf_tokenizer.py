@@ -69,7 +69,7 @@ def test_a_lossless_tokenizer_is_no_reason_to_warn_and_a_lossy_one_is_by_what_it
         ("missing/tokenizer.json", r"tokenizer\.path=missing/tokenizer\.json: no such file or folder"),
         ("{folder}/empty", r"has no tokenizer\.json; write one with transformers\.AutoTokenizer"),
         ("{folder}/text.json", r"tokenizer\.path=.*text\.json cannot be used"),
-        ("{folder}/tokenizer.json", r"tokenizer\.end_of_text=null: in .*name one of \['<s>', '</s>'\]"),
+        ("{folder}/tokenizer.json", r"tokenizer\.end_of_text=null: .*name one of \['<s>', '</s>'\]"),
         ("no/such", r"tokenizer\.path=no/such: the Hugging Face Hub cannot be reached.*a folder"),
     ],
 )

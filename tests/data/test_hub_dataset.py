@@ -154,11 +154,14 @@ LACKING = "data.text_field=other: row 1 of data.path=json has no such field; cho
         (JSON | {"text_field": "id"}, "row 1 of data.path=json holds int there, not text"),
         ({"path": "./nowhere/at/all"}, "no such folder, and no name on the Hub; point at files on this machine"),
         ({"path": "parquet"}, "data.path=parquet: is a format; name its files"),
-        ({"path": "parquet", "data_files": "{here}/none.parquet"}, "none.parquet: no such files"),
+        ({"path": "parquet", "data_files": "{here}/none.parquet"}, "none.parquet: not found, or out of reach"),
         ({"path": "parquet", "data_files": "{here}/good.txt"}, "good.txt: cannot be read, "),
         ({"path": "text", "data_files": "{here}/binary.txt"}, "a binary file (it has NUL bytes)"),
         ({"path": "text", "data_files": "{here}/latin.txt"}, "not UTF-8 text"),
-        ({"path": "{here}/good.json"}, "is a file; name its format, data.path=json 'data.data_files=["),
+        (
+            {"path": "{here}/good.json"},
+            "good.json: no such folder, and no name on the Hub; point at files",
+        ),
         (JSON | {"split": "dev"}, "data.split=dev: data.path=json has the"),
         (JSON | {"val_split": "dev"}, "data.val_split=dev: data.path=json"),
         (JSON | {"revision": "main"}, "data.revision=main: data.path=json"),
@@ -300,7 +303,7 @@ def test_text_from_elsewhere_is_downloaded_once_and_kept_for_every_tokenizer(tmp
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(served))) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}"
-        with pytest.raises(ConfigError, match=r"none\.txt: cannot be reached, or is not there .*; point at files on"):
+        with pytest.raises(ConfigError, match=r"none\.txt: not found, or out of reach .* point at files on"):
             opened(cache, path="text", data_files=f"{address}/none.txt")
         assert not [file for file in cache.rglob("*") if file.suffix != ".lock" and file.is_file()]
         settings = {"path": "text", "data_files": f"{address}/input.txt", "document_chars": 500}

@@ -60,7 +60,7 @@ def test_sizes_are_those_asked_for_and_bpe_shortens_the_text_and_learns_the_same
 def test_bpe_without_room_for_the_bytes_or_without_text_is_refused() -> None:
     for settings, message in [
         ({"vocab_size": 256}, r"tokenizer\.vocab_size=256: must be at least 257"),
-        ({"sample_bytes": 0}, r"tokenizer\.sample_bytes=0: must be at least 1, or null"),
+        ({"sample_bytes": 0}, r"tokenizer\.sample_bytes=0: must be at least 1"),
     ]:
         with pytest.raises(ConfigError, match=message):
             BPETokenizer(**settings)
@@ -93,7 +93,7 @@ def test_of_several_special_tokens_the_file_beside_names_the_end_of_text_and_oth
     unigram("<unk>", "<s>", "</s>").save(str(file))
     for name, message in [
         (None, "which token ends a text is not known; name one of"),
-        ("<eos>", "has no token '<eos>';"),
+        ("<eos>", "end_of_text=<eos>: it has no such token;"),
     ]:
         with pytest.raises(ValueError, match=rf"{message}.*\['<unk>', '<s>', '</s>'"):
             TextTokenizer.load(file, name)

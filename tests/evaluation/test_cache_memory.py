@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llama_lab.data.windows import Tokens, ValWindows
+from llama_lab.data.dataset import Tokens
+from llama_lab.data.windows import ValWindows
 from llama_lab.evaluation.cache_memory import cache_dtypes, cache_losses, cache_sizes
 from llama_lab.model import Decoder
 from tests.composing import decoder, lively, options

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llama_lab.data.windows import Tokens, ValWindows
+from llama_lab.data.dataset import Tokens
+from llama_lab.data.windows import ValWindows
 from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.evaluation.lengths import evaluating_on, losses_at_lengths
 from llama_lab.model import Decoder

@@ -98,7 +98,7 @@ def test_a_run_is_evaluated_in_all_its_parts(evaluating: Command, run: Path, tmp
     written = evaluating(f"run={copied}", 'prompt="s1 s2 s3 s1"', "max_new_tokens=3")
     assert written.code == 0
     assert written.out.startswith("s1 s2 s3 s1")
-    assert "hello is no symbol" in evaluating(f"run={copied}", "prompt=hello").err
+    assert "no id for 'hello'" in evaluating(f"run={copied}", "prompt=hello").err
 
 
 @pytest.mark.slow

@@ -157,6 +157,9 @@ class TextFiles(Files):
         paths = list(dict.fromkeys(path for pattern in patterns for path in _expand(pattern)))
         if not paths:
             raise ConfigError("data.files=[]: no files given; name at least one, such as data.files=[book.txt]")
+        for path in paths:
+            if path.stat().st_size == 0:
+                raise ConfigError(f"data.files=[{path}]: the file is empty; leave it out")
         if self.text_field != TEXT_FIELD and not any(path.suffix.lower() in _ROW_READERS for path in paths):
             problem = "names a field of rows, and none of data.files is a .jsonl, .json or .parquet file"
             raise ConfigError(f"data.text_field={self.text_field}: {problem}; leave it out")

@@ -151,6 +151,7 @@ LONG = b"a" * 3_000_000
     [
         ("nope.txt", None, "nope.txt]: no such file; paths are relative to "),
         ("b/*.txt", None, "b/*.txt]: the pattern matches no file"),
+        ("empty.txt", b"", "empty.txt]: the file is empty; leave it out"),
         (".", None, ".]: is a folder; name the files in it, such as ./**/*.txt"),
         *((f"broken{suffix}", JSONL, f"broken{suffix}]: not a valid {suffix} file (") for suffix in ROWS),
         ("a.json", b'[\n {"text": "a"},\n {"text": "b"\n}, oops]', "a.json]: not a valid .json file (line 4: "),

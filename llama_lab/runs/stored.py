@@ -62,7 +62,7 @@ METRICS = (
     cost("flops_per_token", "of a forward pass", noun="FLOPs per token", final=True),
     cost("flops_per_token_dense", "of a forward pass, masked keys included", of_arms=False),
     cost("train_flops_per_token", "of a forward and a backward pass", noun="FLOPs per token of training"),
-    Metric("optim/lr", "the learning rate of the step", curve="optimizer"),
+    Metric("optim/lr", "the learning rate of the next step", curve="optimizer"),
     Metric("optim/grad_norm", "of the step, before clipping", curve="optimizer"),
     Metric(
         SPEED,

@@ -17,8 +17,9 @@ def build_module(run: Run, model: Decoder, bytes_per_token: float) -> LanguageMo
     cfg = run.cfg
     recompute(model, cfg.train.recompute)
     optimizer, schedule, train = build(cfg.optim, "optim"), build(cfg.schedule, "schedule"), cfg.train
-    settings = (train.grad_clip, train.z_loss, cfg.seed, is_probe(cfg), train.ema)
-    module = LanguageModel(model, optimizer, schedule, run.steps, bytes_per_token, *settings)
+    settings = {"grad_clip": train.grad_clip, "z_loss": train.z_loss, "seed": cfg.seed, "ema": train.ema}
+    settings["with_accuracy"] = is_probe(cfg)
+    module = LanguageModel(model, optimizer, schedule, run.steps, bytes_per_token, **settings)
     made = module.configure_optimizers()  # so that a bad setting is refused before anything is written
     if run.hardware.sharded and isinstance(made["optimizer"], Adafactor):
         raise ConfigError(

@@ -55,7 +55,7 @@ def train_run(run: Run) -> Outcome:
 
 
 def train_on_disk(run: Run) -> Outcome:
-    """`train_run`, which raises disk errors as OSError."""
+    """One attempt of `train_run`, which explains its errors."""
     check_started(run.hardware)
     check_start(run)
     if run.cfg.trainer.compile == "auto" and not run.cfg.overwrite and (begun := run.folder.compiled) is not None:

@@ -78,7 +78,8 @@ class LanguageModel(L.LightningModule):
             torch.manual_seed((self.seed << 32) + ((step * count + i) << 12) + self.global_rank)
             nll, objective = self.loss(inputs, targets)
             losses.append(nll.detach())
-            # Only after the last one, gradients are averaged over all devices.
+            # DDP, whose forward pass is all of this method, averages gradients in the last backward pass alone; FSDP
+            # in each (see `FullySharded`).
             waits = i < count - 1 and isinstance(strategy, ParallelStrategy)
             between = strategy.block_backward_sync() if waits else nullcontext()
             # Lightning runs all of this under autocast, and PyTorch advises against a backward pass under it.
@@ -90,8 +91,8 @@ class LanguageModel(L.LightningModule):
         optimizer.step()
         if self.ema is not None:
             self._update_ema([*self.ema.parameters()], [*self.model.parameters()], None)
-            for last, own in zip(self.model.buffers(), self.ema.buffers(), strict=True):  # a component's, not averaged
-                own.copy_(last)
+            for ours, copied in zip(self.model.buffers(), self.ema.buffers(), strict=True):  # of users' components
+                copied.copy_(ours)
         optimizer.zero_grad()
         schedule.step()
         self._losses.append(torch.stack(losses).mean())

@@ -37,8 +37,8 @@ class Monitor(L.Callback):
     leaves out the first `slow_steps`, evaluation, and whatever runs inside `stopwatch.paused()`. Raises EndedError when
     a loss is not finite.
 
-    Metrics of callbacks before this one, and of modules by `metrics_to_log()`, are in the same row: the mean of all
-    values since the last row of its kind, of training or evaluation. loggers: none on ranks other than 0.
+    What callbacks before this one log, and modules by `metrics_to_log()`, goes into the next row of training or of
+    evaluation, as the mean of the values since the last such row. loggers: none on ranks other than 0.
     """
 
     _trainer: L.Trainer  # from `setup` on
@@ -55,7 +55,7 @@ class Monitor(L.Callback):
         self._left_out: set[str] = set()
         self._resumed_seconds = 0.0
         self._first_step = 0
-        self._slow_seconds = 0.0  # of the first SLOW_STEPS
+        self._slow_seconds = 0.0  # of the first `slow_steps`
 
     @staticmethod
     def of(trainer: L.Trainer) -> "Monitor":
@@ -63,7 +63,7 @@ class Monitor(L.Callback):
         return next(callback for callback in trainer.callbacks if isinstance(callback, Monitor))  # type: ignore[attr-defined]
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Let `self.log` of callbacks, and loggers that they ask the trainer for, add to the rows."""
+        """Replace `log` and `log_dict` of the module and of all callbacks by ours, which add to the rows."""
         self._trainer = trainer
         for logging in (*trainer.callbacks, pl_module):  # type: ignore[attr-defined]
             logging.log, logging.log_dict = self.record, self.record_all
@@ -164,7 +164,7 @@ class Monitor(L.Callback):
         """What the first steps took beyond as many later ones; None before a speed is known."""
         if self.speed.overall is None:
             return None
-        return max(0.0, self._slow_seconds - SLOW_STEPS * self.run.tokens_per_step / self.speed.overall)
+        return max(0.0, self._slow_seconds - self.slow_steps * self.run.tokens_per_step / self.speed.overall)
 
     def speed_metrics(self, tokens_per_second: float | None) -> dict[str, float]:
         """The perf/ metrics of a speed over all devices; none of them before it is known."""

@@ -1,6 +1,7 @@
 """Tokens per second is of training alone, whatever else takes time; MFU divides it by a dense peak we know."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -133,6 +134,15 @@ def test_speed_and_seconds_leave_out_compilation_evaluation_and_checkpoints_and_
         step = row["step"]
         slow = min(step, SLOW_STEPS) + min(max(step - 30, 0), SLOW_STEPS)
         assert row["seconds"] == slow * COMPILING + (step - slow) * STEP
+
+
+def test_what_compiling_takes_is_beyond_all_steps_that_a_profile_leaves_out(tiny: list[str], tmp_path: Path) -> None:
+    clock = Clock()
+    settings = [*tiny, f"runs_dir={tmp_path}", f"train.tokens={20 * 256}"]
+    parts = pieces(*settings, stopwatch=Stopwatch(clock), kind=Timed, clock=clock)
+    parts.monitor.slow_steps = 8
+    assert parts.fit() == "done"
+    assert parts.monitor.warm_up_seconds == pytest.approx(SLOW_STEPS * (COMPILING - STEP))
 
 
 # Model FLOPs utilisation

@@ -43,10 +43,16 @@ class Estimate:
     low: float = math.nan
     high: float = math.nan
 
+    is_difference: ClassVar[bool] = False  # is shown with a sign
+
     @property
     def text(self) -> str:
         """`3.71 [3.60, 3.82]`; the mean alone without an interval."""
-        return with_interval(self.mean, self.low, self.high)
+        return self.shown()
+
+    def shown(self, digits: int | None = None) -> str:
+        """The `text` with so many decimals; default: those of its own interval."""
+        return with_interval(self.mean, self.low, self.high, self.is_difference, digits)
 
 
 @dataclass(frozen=True)
@@ -63,10 +69,7 @@ class PairedDifference(Estimate):
     error: float = math.nan
     df: float = math.nan
 
-    @property
-    def text(self) -> str:
-        """Like an Estimate's, with signs."""
-        return with_interval(self.mean, self.low, self.high, is_difference=True)
+    is_difference: ClassVar[bool] = True
 
     @property
     def ends(self) -> tuple[float, float]:

@@ -1,12 +1,13 @@
 """report.html: a study's result as one self-contained file for a screen, a phone and paper."""
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from plotly import graph_objects as go
 from plotly.offline import get_plotlyjs
 
@@ -21,13 +22,19 @@ from .charts import compute, costs, differences, training
 from .charts.axes import change_axis
 from .charts.style import Style, arm_styles, curve_styles, foremost, foremost_curves, option_styles
 from .guide import guide
-from .tables import Table, tables
+from .tables import Table, conditions, tables
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 BESIDE = (SUMMARY, FILE, StudySpeed.FILE, "export/")  # files that the page links if they are in its folder
-MATCHES = {"params": "matched in parameters", "flops": "matched in FLOPs per token", "none": "not matched in size"}
-MOST_SEEDS = 8  # listed in one line
+# The section that a design is about, which comes first; otherwise that of the arms.
+LEADS = {
+    "learning_rate": "Learning rate",
+    "kv_heads": "Cost",
+    "context": "Context length",
+    "extend": "Context length",
+}
 SIGNIFICANT = "Bars: 95% intervals. Filled: significant at 5% (adjusted): the interval excludes zero. Left is better."
+SIGN = re.compile(r"(?<=[^\W\d][,=+/])(?=\w)")  # within a name
 MOST_IN_ALT = 12  # arms in a chart's alternative text; the tables have all
 
 # How charts of arms are read.
@@ -140,22 +147,19 @@ def drawing(one: Anatomy, other: Anatomy | None) -> tuple[str, Markup]:
 
 def page(result: Result, files: Sequence[str] = ()) -> str:
     """The report of a study as HTML, with links to these files beside it."""
-    study, seeds = result.study, result.seeds
-    listed = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds)) or fmt.UNKNOWN}"
-    facts = (  # the subtitle
-        study.design.replace("_", "-").capitalize(),
-        fmt.count(len(result.arms), "arm"),
-        f"baseline {study.baseline}",
-        listed if len(seeds) <= MOST_SEEDS else fmt.count(len(seeds), "seed"),
-        MATCHES.get(study.match, "matching not recorded"),
-    )
     return template(TEMPLATE).render(
         result=result,
-        facts=" · ".join(facts),
+        conditions=conditions(result),
+        breakable=breakable,
         files=files,
         sections=_sections(result),
         plotly_js=Markup(get_plotlyjs()),
     )
+
+
+def breakable(text: str) -> Markup:
+    """Text in which long names of arms, which are lists of settings, may break after their signs."""
+    return Markup(SIGN.sub("<wbr>", str(escape(text))))
 
 
 def figures(result: Result) -> dict[str, go.Figure]:
@@ -208,6 +212,7 @@ def _sections(result: Result) -> list[Section]:
         section("Runs that did not finish", (), "unfinished"),
         section("How it was made", (), "settings", "environment", command=result.study.command),
     ]
+    sections.sort(key=lambda one: one.title != LEADS.get(result.study.design))
     return [one for one in sections if one.text or one.charts or one.tables or one.command or one.drawings]
 
 

@@ -22,9 +22,11 @@ from llama_lab.analysis.settings import RATE
 from llama_lab.analysis.statistics import Estimate
 from llama_lab.runs.stored import FIXED_COSTS, MEASURED_COSTS
 from llama_lab.runs.study import SUMMARY, StudySpeed
-from llama_lab.util.formatting import UNKNOWN, number, plus_minus, short, three_digits
+from llama_lab.util.display import break_name, plain_table
+from llama_lab.util.formatting import number, short, three_digits
 
 from .guide import grid, guide
+from .tables import conditions, plus_minus, tables
 
 MANY = 20  # arms
 SCREENS = 44  # lines on the terminal of more arms: two screens of 24, with what is said before and after
@@ -82,9 +84,18 @@ def print_table(result: Result) -> None:
 
 
 def print_all(result: Result, console: Console) -> None:
-    """Print every arm, finding and warning."""
+    """Print the verdict, what may overturn it, how it was made, and then every arm and finding."""
+    console.print(result.study.heading, style="bold")
+    console.print(f"\n{result.verdict}")
+    _print_list("Not controlled", result.warnings, console)
+    console.print(f"\n{conditions(result)}")
+    if effects := tables(result).get("effects"):
+        found = plain_table("", effects.head[:1], effects.head[1:])
+        for row in effects.rows:
+            found.add_row(*row)
+        console.print(found)
     reference = result.study.before.split(maxsplit=1)[1] if any(arm.to_previous for arm in result.arms) else "baseline"
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title=result.study.heading, title_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("arm", overflow="fold")
     loss_unit = "val loss" if result.metric == "val/loss" else "bits/byte"
     for title in (loss_unit, f"to {reference}"):
@@ -92,12 +103,13 @@ def print_all(result: Result, console: Console) -> None:
     table.add_column("verdict", min_width=11)  # "not significant" in two lines
     for title in ("params", "KV B/\ntoken", "tokens/s"):
         table.add_column(title, justify="right", no_wrap=True)
-    for arm in result.arms:
-        loss, change = arm.judged(result.metric), arm.comparison and arm.comparison.change
+    losses = plus_minus([arm.judged(result.metric) for arm in result.arms])
+    changes = plus_minus([arm.comparison.change if arm.comparison else None for arm in result.arms], "")
+    for arm, loss, change in zip(result.arms, losses, changes, strict=True):
         table.add_row(
-            arm.name,
-            plus_minus(loss.mean, loss.low, loss.high) if loss else UNKNOWN,
-            plus_minus(change.mean, change.low, change.high, is_difference=True) if change else "",
+            break_name(arm.name, max(10, console.width - 68)),
+            loss,
+            change,
             arm.verdict,
             short(arm.costs.get("params")),
             number(arm.costs.get("kv_cache/bytes_per_token")),
@@ -105,16 +117,20 @@ def print_all(result: Result, console: Console) -> None:
         )
     console.print(table)
     console.print(f"{result.unit}, ± half the 95% interval; lower and higher: significant at 5% (adjusted)\n")
-    for sentence in dict.fromkeys((result.verdict, *result.answer)):
-        console.print(sentence)
+    for sentence in result.answer:
+        if sentence != result.verdict:
+            console.print(sentence)
     if result.rankings:
         console.print("", grid(result))
-    listed = (("Which to choose", guide(result)), ("Not controlled", result.warnings), ("Notes", result.notes))
-    for title, sentences in listed:
-        if sentences:
-            console.print(f"\n{title}:")
-        for sentence in sentences:
-            console.print(f"- {sentence}")
+    _print_list("Which to choose", guide(result), console)
+    _print_list("Notes", result.notes, console)
+
+
+def _print_list(title: str, sentences: Sequence[str], console: Console) -> None:
+    if sentences:
+        console.print(f"\n{title}:")
+    for sentence in sentences:
+        console.print(f"- {sentence}")
 
 
 def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:

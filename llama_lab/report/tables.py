@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import compress
 from typing import Any, Literal
 
 import pandas as pd
@@ -22,15 +21,20 @@ from llama_lab.analysis.result import (
     unit_of,
 )
 from llama_lab.analysis.scaling_law import Scaled
+from llama_lab.analysis.settings import TOKENS
 from llama_lab.analysis.statistics import Estimate, term_name
 from llama_lab.config.grammar import to_override
+from llama_lab.runs.record import Record, started
 from llama_lab.runs.stored import UNITS
 from llama_lab.util import formatting as fmt
 
 from .guide import ranked, title
 
+MATCHES = {"params": "matched in parameters", "flops": "matched in FLOPs per token"}
+MOST_SEEDS = 8  # listed in one line
+MOST_VALUES = 4  # of one condition: of so many the first and the last
 ENDS = ((0, "First"), (-1, "Last"))
-Columns = dict[str, Callable[[Any], str]]  # what each shows of an item
+Columns = dict[str, Callable[[Any], str | Estimate | None]]  # what each shows of an item
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,37 @@ class Table:
         """Each row as text: its name and its cells in these columns (default: all)."""
         kept = [i for i, title in enumerate(self.head) if i == 0 or not titles or title in titles]
         return [" ".join(row[i] for i in kept).replace("\n", ", ") for row in self.rows]
+
+
+def conditions(result: Result) -> str:
+    """How the arms were made, in one line: seeds, matching, corpus, size, tokens, batch, schedule and device."""
+    study, seeds, arms = result.study, result.seeds, result.arms
+    listed = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds)) or fmt.UNKNOWN}"
+    is_matched = any(arm.arm.residual is not None for arm in arms)
+    facts = zip(*(_conditions(run) for run in started(run for arm in arms for run in arm.records)), strict=True)
+    known = [[text for text in dict.fromkeys(texts) if fmt.UNKNOWN not in text] for texts in facts]
+    shared = (
+        f"{study.design.replace('_', ' ')}, baseline {study.baseline}" if study.title else "",
+        listed if len(seeds) <= MOST_SEEDS else fmt.count(len(seeds), "seed"),
+        MATCHES.get(study.match, "") if is_matched else "sizes as they are",
+        *(" or ".join(texts) if len(texts) < MOST_VALUES else f"{texts[0]} to {texts[-1]}" for texts in known),
+    )
+    return " \u00b7 ".join(filter(None, shared))
+
+
+def _conditions(run: Record) -> Sequence[str]:
+    config, at = run.config, run.environment
+    data, size, schedule = (at.choices.get(group, fmt.UNKNOWN) for group in ("data", "size", "schedule"))
+    batch, context = (fmt.number(config.get(key)) for key in ("train.batch_size", "model.max_seq_len"))
+    return (
+        data,
+        size,
+        f"{fmt.short(run.costs.get('params'))} parameters",
+        f"{fmt.short(config.get(TOKENS))} tokens",
+        f"batches of {batch} {fmt.TIMES} {context}",
+        f"{schedule} schedule",
+        f"{at.devices} {fmt.TIMES} " * (at.devices > 1) + (at.device or fmt.UNKNOWN),
+    )
 
 
 def tables(result: Result) -> dict[str, Table]:
@@ -78,15 +113,14 @@ def tables(result: Result) -> dict[str, Table]:
 
 def _arms(result: Result) -> Table:
     reference = result.study.before if any(arm.to_previous for arm in result.arms) else result.study.baseline
+    losses = iter(plus_minus([arm.judged(result.metric) for arm in result.arms]))
     columns: Columns = {
+        f"Difference to {reference}": lambda arm: arm.comparison and arm.comparison.change,
+        "Verdict": lambda arm: arm.verdict,
+        "Loss": lambda _: next(losses),
         "Parameters": lambda arm: fmt.number(arm.costs.get("params")),
         "FLOPs per token": lambda arm: fmt.short(arm.costs.get("train_flops_per_token")),
         "Tokens per second": lambda arm: fmt.three_digits(arm.costs.get("perf/tokens_per_second")),
-        "Loss": lambda arm: (
-            fmt.plus_minus(loss.mean, loss.low, loss.high) if (loss := arm.judged(result.metric)) else fmt.UNKNOWN
-        ),
-        f"Difference to {reference}": lambda arm: _text(arm.comparison.change if arm.comparison else None),
-        "Verdict": lambda arm: arm.verdict,
         "KV cache per token": lambda arm: fmt.in_bytes(arm.costs.get("kv_cache/bytes_per_token")),
     }
     caption = (
@@ -102,12 +136,12 @@ def _differences(result: Result) -> Table:
     distinct = {(c.arm, c.against): (c.arm, c) for c in compared if fmt.known(c.change.mean)}
     columns: Columns = {
         "Compared with": lambda c: c.against,
-        "Difference": lambda c: c.change.text,
+        "Difference": lambda c: c.change,
         "p": lambda c: fmt.bare_p(c.change.p),
         "Verdict": lambda c: c.change.verdict,
         "Seeds": lambda c: str(c.change.n),
         "Seeds needed": lambda c: fmt.seed_range(c.seeds_needed) if c.seeds_needed else fmt.UNKNOWN,
-        "In bits per byte": lambda c: c.bits.text if c.nats else fmt.UNKNOWN,
+        "In bits per byte": lambda c: c.bits if c.nats else None,
         "Why not tested": lambda c: c.untested or fmt.UNKNOWN,
     }
     caption = (
@@ -120,10 +154,11 @@ def _differences(result: Result) -> Table:
 def _pairs(result: Result) -> Table:
     """A row and a column per arm; empty unless all pairs are compared."""
     found = {(c.arm, c.against): c.change for c in result.pairs}
+    digits = fmt.shared_decimals((change.low, change.high) for change in found.values())
 
     def cell(against: str, arm: ArmResult) -> str:
         change = found.get((arm.name, against))
-        return f"{change.text}\n{fmt.p_value(change.p) or change.verdict}" if change else fmt.UNKNOWN
+        return f"{change.shown(digits)}\n{fmt.p_value(change.p) or change.verdict}" if change else fmt.UNKNOWN
 
     caption = (
         f"The arm of the row minus that of the column, {result.unit}: negative is better. Intervals and p "
@@ -152,11 +187,11 @@ def _rankings(result: Result) -> Table:
 
 def _losses(result: Result) -> Table:
     columns: Columns = {
-        unit_of(result.arms, "val/loss").capitalize(): lambda arm: _text(arm.loss),
-        "Of averaged weights": lambda arm: _text(arm.ema),
+        unit_of(result.arms, "val/loss").capitalize(): lambda arm: arm.loss,
+        "Of averaged weights": lambda arm: arm.ema,
         "Of the best predictor": lambda arm: fmt.number(arm.entropy_floor, 4),
-        "Accuracy": lambda arm: _text(arm.accuracy),
-        "Bits per byte": lambda arm: _text(arm.bits),
+        "Accuracy": lambda arm: arm.accuracy,
+        "Bits per byte": lambda arm: arm.bits,
         "SD over seeds": lambda arm: fmt.three_digits(getattr(arm.judged(result.metric), "sd", None)),
         "Seeds": _seeds,
         "Learning rate": lambda arm: ", ".join(map(fmt.learning_rate, arm.learning_rates)) or fmt.UNKNOWN,
@@ -244,7 +279,7 @@ def _costs(result: Result) -> Table:
         "Decoding": lambda arm: _speed(result, arm, "decode", "decode_tokens_per_second"),
         "Prefill": lambda arm: _speed(result, arm, "prefill", "prefill_tokens_per_second"),
         "MFU": lambda arm: fmt.percent(arm.costs.get("perf/mfu")),
-        "Peak memory": lambda arm: fmt.in_bytes(arm.costs.get("perf/peak_memory_bytes")),
+        "Peak memory": _peak_memory,
         "KV cache, full context": _full_cache,
         "Matching residual": lambda arm: fmt.residual(arm.arm.residual),
     }
@@ -309,7 +344,7 @@ def _caches(arms: Sequence[Inference]) -> Table:
 
 def _effects(result: Result) -> Table:
     columns: Columns = {
-        "Change of loss": lambda effect: effect.change.text,
+        "Change of loss": lambda effect: effect.change,
         "p": lambda effect: fmt.bare_p(effect.change.p),
         "Verdict": lambda effect: effect.change.verdict,
         "Aliased with": lambda effect: ", ".join(map(term_name, effect.aliases)) or fmt.UNKNOWN,
@@ -400,7 +435,9 @@ def _learning_rates(result: Result) -> Table:
         rates = ", ".join(map(fmt.learning_rate, sorted({*sweep.chosen.values()} or {sweep.best})))
         best = rates + ("\nedge of the grid" if sweep.on_edge else "")
         diverged = str(sum(sweep.diverged))
-        rows.append([sweep.arm, best, _text(at_best), fmt.number(sweep.sensitivity, 4), diverged])
+        rows.append(
+            [sweep.arm, best, at_best.text if at_best else fmt.UNKNOWN, fmt.number(sweep.sensitivity, 4), diverged]
+        )
     return Table(caption, ["Arm", "Best learning rate", "Lowest mean loss", "Sensitivity", "Diverged runs"], rows)
 
 
@@ -421,10 +458,10 @@ def _lengths(result: Result) -> Table:
         f"Validation loss in {unit_of(result.arms, 'val/loss')}; {fmt.UNKNOWN} beyond the end of the position encoding."
     )
     lengths = sorted({length for arm in result.lengths for length in arm.loss})
-    rows = [
-        [arm.arm, f"{arm.trained:,}", *(_text(arm.loss.get(length)) for length in lengths)] for arm in result.lengths
-    ]
-    return Table(caption, ["Arm", "Trained at", *(f"{length:,} tokens" for length in lengths)], rows)
+    columns: Columns = {"Trained at": lambda arm: f"{arm.trained:,}"}
+    for length in lengths:
+        columns[f"{length:,} tokens"] = partial(lambda length, arm: arm.loss.get(length), length)
+    return _table(caption, [(arm.arm, arm) for arm in result.lengths], columns)
 
 
 def _telemetry(result: Result) -> Table:
@@ -459,15 +496,15 @@ def _settings(result: Result) -> Table:
 def _table(
     caption: str, named: Iterable[tuple[str, Any]], columns: Columns, words: Collection[str] = (), head: str = "Arm"
 ) -> Table:
-    """A row per item with its name, without the columns of unknown values.
+    """A row per item with its name, without the columns of unknown values; the estimates of a column share decimals.
 
     columns: what they show of an item. words: those that hold text. head: the title of the names.
     """
-    rows = [[name, *(show(item) for show in columns.values())] for name, item in named]
-    known = [any(cell != fmt.UNKNOWN for cell in cells) for cells in zip(*rows, strict=True)]
-    return Table(
-        caption, [*compress([head, *columns], known)], [[*compress(row, known)] for row in rows], frozenset(words)
-    )
+    named = list(named)
+    cells = {head: [name for name, _ in named]}
+    cells |= {title: _shown([show(item) for _, item in named]) for title, show in columns.items()}
+    known = {title: column for title, column in cells.items() if any(cell != fmt.UNKNOWN for cell in column)}
+    return Table(caption, [*known], [list(row) for row in zip(*known.values(), strict=True)], frozenset(words))
 
 
 def _arm_table(result: Result, caption: str, columns: Columns, *words: str) -> Table:
@@ -475,8 +512,15 @@ def _arm_table(result: Result, caption: str, columns: Columns, *words: str) -> T
     return _table(caption, [(arm.name, arm) for arm in result.arms], columns, words)
 
 
-def _text(found: Estimate | None) -> str:
-    return found.text if found else fmt.UNKNOWN
+def plus_minus(found: Sequence[Estimate | None], unknown: str = fmt.UNKNOWN) -> list[str]:
+    """A column of means with half their intervals."""
+    digits = fmt.shared_decimals((one.low, one.high) for one in found if one)
+    return [fmt.plus_minus(one.mean, one.low, one.high, one.is_difference, digits) if one else unknown for one in found]
+
+
+def _shown(cells: Sequence[str | Estimate | None]) -> list[str]:
+    digits = fmt.shared_decimals((one.low, one.high) for one in cells if isinstance(one, Estimate))
+    return [one.shown(digits) if isinstance(one, Estimate) else one or fmt.UNKNOWN for one in cells]
 
 
 def _spread(spread: Spread | None, show: Callable[[float], str]) -> str:
@@ -511,6 +555,12 @@ def _reached(own: dict[str, float], baseline: dict[str, float], key: str, show: 
     if not fmt.known(reference) or reference <= 0:
         return show(value)
     return f"{show(value)}\n{value / reference:.2f}{fmt.TIMES}"
+
+
+def _peak_memory(arm: ArmResult) -> str:
+    """Of a GPU: that of a CPU's process holds much else."""
+    on_cpu = any(record.environment.device == "cpu" for record in arm.records)
+    return fmt.UNKNOWN if on_cpu else fmt.in_bytes(arm.costs.get("perf/peak_memory_bytes"))
 
 
 def _full_cache(arm: ArmResult) -> str:

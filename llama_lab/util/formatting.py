@@ -1,7 +1,7 @@
 """Numbers as text: significant digits, thousands separators, true minus signs, units; a dash for an unknown value."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
 
 MINUS, UNKNOWN, TIMES = "\u2212", "\u2013", "\u00d7"
@@ -33,18 +33,26 @@ def decimals(low: float, high: float) -> int:
     return min(max(1 - math.floor(math.log10(half)), 0), 6) if known(half) and half > 0 else 4
 
 
-def with_interval(mean: float | None, low: float, high: float, is_difference: bool = False) -> str:
-    """`3.71 [3.60, 3.82]`; the mean alone if the interval is not finite."""
-    show, digits = (signed if is_difference else number), decimals(low, high)
+def shared_decimals(ends: Iterable[tuple[float, float]]) -> int | None:
+    """The decimals that most intervals of a column need; None without any."""
+    found = sorted(decimals(low, high) for low, high in ends if high > low)
+    return found[len(found) // 2] if found else None
+
+
+def with_interval(
+    mean: float | None, low: float, high: float, is_difference: bool = False, digits: int | None = None
+) -> str:
+    """`3.71 [3.60, 3.82]`; the mean alone if the interval is not finite. digits: default: see `decimals`."""
+    show, digits = (signed if is_difference else number), decimals(low, high) if digits is None else digits
     if not (known(mean) and known(low) and known(high)):
         return show(mean, digits)
     # No line may break inside the brackets.
     return f"{show(mean, digits)} [{show(low, digits)},\u00a0{show(high, digits)}]"
 
 
-def plus_minus(mean: float, low: float, high: float, is_difference: bool = False) -> str:
-    """`3.71 ±0.11`, the mean and the half-width; the mean alone if the interval is not finite."""
-    show, digits = (signed if is_difference else number), decimals(low, high)
+def plus_minus(mean: float, low: float, high: float, is_difference: bool = False, digits: int | None = None) -> str:
+    """`3.71 ±0.11`, the mean and the half-width; otherwise as `with_interval`."""
+    show, digits = (signed if is_difference else number), decimals(low, high) if digits is None else digits
     half = f" \u00b1{number((high - low) / 2, digits)}" if known(high - low) else ""
     return f"{show(mean, digits)}{half}"
 

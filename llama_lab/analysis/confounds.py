@@ -10,7 +10,7 @@ from llama_lab.util.formatting import TIMES, count, enumerate_some, learning_rat
 
 from . import audit
 from .comparisons import noise
-from .environments import unequal_environments, unequal_machines
+from .environments import unequal_environments, unequal_machines, unequal_texts
 from .inference import TIMED
 from .result import Result, unit_of
 from .sentences import (
@@ -230,6 +230,7 @@ def _little_learned(result: Result) -> Iterator[str]:
 RULES = (
     _little_learned,
     _missing,
+    unequal_texts,
     _unequal_tokens,
     unequal_settings,
     audit.mislabelled,

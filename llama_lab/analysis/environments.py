@@ -8,7 +8,7 @@ from typing import Any
 
 from llama_lab.config.grammar import override_key
 from llama_lab.runs.record import Record
-from llama_lab.runs.stored import SPEEDS, Environment, Git
+from llama_lab.runs.stored import SPEEDS, TEXT, Environment, Git
 
 from .result import Result
 from .sentences import by_value, disagreement, named, sentence, values_in
@@ -18,6 +18,8 @@ TITLES = {name: declared["name"] or name.replace("_", " ") for name, declared in
 CONSEQUENCES = {TITLES[name]: declared["compared"] for name, declared in COMPARED.items()}
 CONSEQUENCES |= CONSEQUENCES.pop("versions")  # of each library
 HASH = re.compile("[0-9a-f]{13,}")
+CONCERNS = dict.fromkeys((TITLES[name] for name in TEXT), "texts")
+CONCERNS |= {fact: "speeds" for fact, consequence in CONSEQUENCES.items() if consequence == SPEEDS}
 BY_ROLE = (TITLES["data_hash"],)  # in which judged runs agree, and tuning runs, which are validated on other text
 
 
@@ -52,9 +54,9 @@ def _shortened(texts: Sequence[str]) -> list[str]:
 
 
 def unequal_environments(result: Result) -> Iterator[str]:
-    """Facts that differ between runs, or between the sessions of one run, with more than speeds, and dirty code."""
+    """Facts that differ, without those of the two rules below, dirty code, and runs that went on."""
     records = result.started
-    yield from _unequal(result, of_speed=False)
+    yield from _unequal(result, "rounding")
     yield from _unlike_what_they_follow_from(records)
     if dirty := [record for record in records if any(one.git and one.git.dirty for one in sessions(record))]:
         yield f"The code had uncommitted changes: {named(dirty, records)}. The commit does not identify the code."
@@ -65,20 +67,25 @@ def unequal_environments(result: Result) -> Iterator[str]:
         )
 
 
+def unequal_texts(result: Result) -> Iterator[str]:
+    """Data and tokenizers that differ, with which losses mean something else."""
+    yield from _unequal(result, "texts")
+
+
 def unequal_machines(result: Result) -> Iterator[str]:
     """Facts that differ and concern speeds alone."""
     records = result.started
-    yield from _unequal(result, of_speed=True)
+    yield from _unequal(result, "speeds")
     if values := disagreement(records, [str(record.config.get("train.recompute", "none")) for record in records]):
         yield f"Runs differ in train.recompute: {values}; their speeds and memory cannot be compared."
 
 
-def _unequal(result: Result, of_speed: bool) -> Iterator[str]:
-    """A sentence for every fact that differs between runs, or between the sessions of one run."""
+def _unequal(result: Result, concern: str) -> Iterator[str]:
+    """A sentence for every fact of this concern that differs between runs, or between the sessions of one run."""
     records = result.started
     histories = {record.path: [_facts(session) for session in sessions(record)] for record in records}
     facts = dict.fromkeys(fact for history in histories.values() for session in history for fact in session)
-    for fact in (fact for fact in facts if (CONSEQUENCES.get(fact) == SPEEDS) == of_speed):
+    for fact in (fact for fact in facts if CONCERNS.get(fact, "rounding") == concern):
         for runs in result.by_role if fact in BY_ROLE else [records]:
             known = [histories[record.path][-1].get(fact, "unknown") for record in runs]
             if values := disagreement(runs, _shortened(known)):

@@ -56,16 +56,19 @@ def conditions(result: Result) -> str:
     """How the arms were made, in one line: seeds, matching, corpus, size, tokens, batch, schedule and device."""
     study, seeds, arms = result.study, result.seeds, result.arms
     listed = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds)) or fmt.UNKNOWN}"
-    is_matched = any(arm.arm.residual is not None for arm in arms)
     facts = zip(*(_conditions(run) for run in started(run for arm in arms for run in arm.records)), strict=True)
     known = [[text for text in dict.fromkeys(texts) if fmt.UNKNOWN not in text] for texts in facts]
     shared = (
         f"{study.design.replace('_', ' ')}, baseline {study.baseline}" if study.title else "",
         listed if len(seeds) <= MOST_SEEDS else fmt.count(len(seeds), "seed"),
-        MATCHES.get(study.match, "") if is_matched else "sizes as they are",
+        MATCHES.get(study.match, "") if _is_matched(result) else "sizes as they are",
         *(" or ".join(texts) if len(texts) < MOST_VALUES else f"{texts[0]} to {texts[-1]}" for texts in known),
     )
     return " \u00b7 ".join(filter(None, shared))
+
+
+def _is_matched(result: Result) -> bool:
+    return any(arm.arm.residual is not None for arm in result.arms)
 
 
 def _conditions(run: Record) -> Sequence[str]:
@@ -283,7 +286,8 @@ def _costs(result: Result) -> Table:
         "KV cache, full context": _full_cache,
         "Matching residual": lambda arm: fmt.residual(arm.arm.residual),
     }
-    caption = f"Matching residual: how far the arm's size is from the one it was matched to. {_speed_note(result)}"
+    residual = "Matching residual: how far the arm's size is from the one it was matched to. " * _is_matched(result)
+    caption = residual + _speed_note(result)
     return _arm_table(result, caption, columns)
 
 

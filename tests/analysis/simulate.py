@@ -19,7 +19,7 @@ from scipy import stats
 from llama_lab.analysis.statistics import judge
 
 ARMS = 8
-STEP = 5  # run sd, at arm 6: planted, or the margin
+STEP = 5  # sd, at arm 6: planted, or the margin
 RATES = (1e-3, 2e-3, 4e-3)
 EQUAL = np.ones((ARMS, 1))
 LADDER = [*((arm, arm - 1) for arm in range(1, ARMS)), (ARMS - 1, 0)]
@@ -28,14 +28,14 @@ RECIPES = [(arm, 0) for arm in range(1, ARMS)]
 # (random, seeds) -> what each run adds to its arm
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 Verdicts = tuple[bool, ...]  # of one study, in the order of COLUMNS
-COLUMNS = ("false reports", "by paired t-tests", "equivalence", "5 run sd found", "by paired t-tests")
+COLUMNS = ("false reports", "by paired t-tests", "equivalence", "5 sd found", "by paired t-tests")
 
 
 @dataclass(frozen=True)
 class Condition:
     """What a run adds to its arm.
 
-    noise: (ARMS, seeds), or (rates, ARMS, seeds), in run sd. pairs: that are tested. diverges: the noise above which a
+    noise: (ARMS, seeds), or (rates, ARMS, seeds), in sd. pairs: that are tested. diverges: the noise above which a
     run does.
     """
 
@@ -102,7 +102,7 @@ def falling(random: np.random.Generator, seeds: int) -> np.ndarray:
 
 
 def tuned(scale: np.ndarray) -> Noise:
-    """Each judged run at the rate that is best on a tuning run of its own; the rates beside the best one cost 1 run sd.
+    """Each judged run at the rate that is best on a tuning run of its own; the rates beside the best one cost 1 sd.
 
     scale: of each arm's noise.
     """

@@ -29,7 +29,7 @@ PUBLISHED = 2_000_000  # the seed of the published rows; others were used to cho
 
 @dataclass(frozen=True)
 class Condition:
-    """excess: of the loss over the optimum's, in run sd, by the distance from it in grid steps."""
+    """excess: of the loss over the optimum's, in sd, by the distance from it in grid steps."""
 
     name: str
     excess: Callable[[float], float]
@@ -52,18 +52,18 @@ def diverging(curvature: float, distance: float) -> float:
 
 
 CONDITIONS = (
-    Condition("best of the grid, 5 run sd per factor of 3", partial(parabola, 5), is_refined=False),
-    Condition("best of the grid, 20 run sd", partial(parabola, 20), is_refined=False),
-    Condition("as studies tune, 5 run sd", partial(parabola, 5)),
-    Condition("as studies tune, 20 run sd", partial(parabola, 20)),
-    Condition("20 run sd, steeper above the optimum", partial(steeper_above, 20)),
-    Condition("20 run sd, runs diverge from a factor of 2.2 above the optimum", partial(diverging, 20)),
+    Condition("best of the grid, 5 sd per factor of 3", partial(parabola, 5), is_refined=False),
+    Condition("best of the grid, 20 sd", partial(parabola, 20), is_refined=False),
+    Condition("as studies tune, 5 sd", partial(parabola, 5)),
+    Condition("as studies tune, 20 sd", partial(parabola, 20)),
+    Condition("20 sd, steeper above the optimum", partial(steeper_above, 20)),
+    Condition("20 sd, runs diverge from a factor of 2.2 above the optimum", partial(diverging, 20)),
     Condition("all arms at their optima", partial(parabola, 0)),
 )
 
 
 def tune(condition: Condition, optimum: float, noise: Callable[[], float]) -> tuple[float, int]:
-    """The excess loss at the rate that one tuning seed chooses, in run sd, and the number of its runs."""
+    """The excess loss at the rate that one tuning seed chooses, in sd, and the number of its runs."""
 
     def excess(rate: float) -> float:
         return condition.excess(math.log(rate / optimum) / STEP)
@@ -84,7 +84,7 @@ def is_reported(losses: np.ndarray) -> bool:
 
 
 def ladder(condition: Condition, random: np.random.Generator, seeds: int) -> tuple[np.ndarray, float]:
-    """The excess losses of the judged runs of a ladder, (arms, seeds) in run sd, and the tuning runs for each."""
+    """The excess losses of the judged runs of a ladder, (arms, seeds) in sd, and the tuning runs for each."""
     optima = GRID[1] * 3 ** random.uniform(-FARTHEST, FARTHEST, ARMS)
     tuned = np.array([[tune(condition, own, random.standard_normal) for _ in range(seeds)] for own in optima])
     return tuned[..., 0], float(tuned[..., 1].mean())
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[3, 5])
     parser.add_argument("--draw", type=int, default=PUBLISHED)
     args = parser.parse_args()
-    print("| condition | seeds | tuning runs per judged run | loss above the optimum, run sd | false reports |")
+    print("| condition | seeds | tuning runs per judged run | loss above the optimum, sd | false reports |")
     print("|---|---|---|---|---|")
     for seeds in args.seeds:
         for index, condition in enumerate(CONDITIONS):

@@ -15,7 +15,8 @@ from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.result import Comparison, Reach, Result
 from llama_lab.analysis.statistics import Estimate, PairedDifference
 from llama_lab.report.charts import costs, differences, style, training
-from llama_lab.report.page import write_page
+from llama_lab.report.page import LEADS, write_page
+from llama_lab.report.tables import conditions, tables
 from llama_lab.runs.study import Arm, Study
 from llama_lab.util import formatting as fmt
 from tests.analysis import results
@@ -631,6 +632,49 @@ def test_the_first_screen_has_title_verdict_warnings_and_the_whole_figure(opened
     assert summary.inner_text() == "7 more warnings"
     summary.click()
     assert report.page.locator(".warnings li").last.is_visible()
+
+
+@in_browser
+def test_a_reader_s_dark_setting_gives_dark_paper(opened: Open) -> None:
+    report = opened(results.ladder())
+    paper = "getComputedStyle(document.body).backgroundColor"
+    assert report.page.evaluate(paper) == "rgb(255, 255, 255)"
+    report.page.emulate_media(color_scheme="dark")
+    assert report.page.evaluate(paper) == "rgb(22, 24, 27)"
+
+
+def test_the_conditions_are_one_line_and_only_arms_that_were_matched_are_said_to_be(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"a": 0.0, "b": 0.1}, facts={"b": {"choices": {"size": "nano"}}})
+    size, batches = "nano · 1.84 M parameters · 1.6 M tokens", "batches of 16 \u00d7 256"
+    said = f"seeds 1, 2, 3 · matched in parameters · {size} · {batches} · cpu"
+    assert conditions(analyse(study, tmp_path)) == said
+    arms = tuple(replace(arm, residual=None) for arm in study.arms)
+    text = body(analyse(replace(study, arms=arms), tmp_path), tmp_path)
+    assert "matched" not in text
+    assert "sizes as they are" in text
+
+
+def test_the_chart_that_a_design_is_about_comes_first(tmp_path: Path) -> None:
+    result = results.everything()
+    for design, title in LEADS.items():
+        text = body(replace(result, study=replace(result.study, design=design)), tmp_path)
+        assert re.search(r"<h2 id=\"section-1\">(.*?)</h2>", text)[1] == title
+
+
+def test_estimates_of_a_column_have_one_number_of_decimals(tmp_path: Path) -> None:
+    found = results.ladder()
+    wide = replace(found.arms[2].to_previous.nats, low=-0.9, high=0.6)
+    arm = replace(found.arms[2], to_previous=replace(found.arms[2].to_previous, nats=wide))
+    shown = tables(replace(found, arms=(*found.arms[:2], arm, *found.arms[3:])))["arms"].rows
+    assert {len(row[1].split(" ")[0].partition(".")[2]) for row in shown[1:]} == {4}
+
+
+def test_the_memory_of_a_process_on_a_cpu_is_no_cost_of_its_arm(tmp_path: Path) -> None:
+    facts = {"perf/peak_memory_bytes": 1 << 30}
+    for device, is_cost in (("cpu", False), ("cuda", True)):
+        folder = tmp_path / device
+        study = write_study(folder, {"a": 0.0, "b": 0.1}, facts=dict.fromkeys("ab", facts | {"device": device}))
+        assert ("Peak memory" in tables(analyse(study, folder))["costs"].head) == is_cost
 
 
 def test_the_title_is_the_study_s_own_and_else_of_design_and_baseline(tmp_path: Path) -> None:

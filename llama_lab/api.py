@@ -140,7 +140,7 @@ def compare(
     group_by: groups or settings that define the arms. trust: packages whose components the runs use. Raises ConfigError
     for a path without runs, an unknown key or arm, and runs of one arm with the same seed.
     """
-    # SciPy and Plotly take seconds to import.
+    # SciPy takes a second to import.
     from llama_lab.analysis.analyse import analyse
     from llama_lab.analysis.grouping import compared, is_study
     from llama_lab.report.write import Comparison

@@ -397,7 +397,7 @@ def evaluate_or_write(cfg: DictConfig) -> None:
         return
     failed = evaluate_all(runs, cfg)
     if (Path(cfg.run) / STUDY).exists():
-        from llama_lab.report.write import write_report  # SciPy and Plotly take a second to import
+        from llama_lab.report.write import write_report  # SciPy takes a second to import
 
         write_report(Path(cfg.run), Trust.of_command(tuple(cfg.trust)))
     if failed:

@@ -37,8 +37,8 @@ train_command()
 NEEDLESS = ["pandas", "sklearn", "datasets", "pyarrow", "tensorboard", "torch.utils.tensorboard", "wandb", "ray"]
 NEEDLESS += ["hypothesis", "IPython", "torchvision", "torch._inductor.compile_fx", "benchmarks", "llama_lab.estimate"]
 NEEDLESS += ["llama_lab.analysis", "llama_lab.report", "llama_lab.study", "llama_lab.launching.engine"]
-NEEDLESS += ["llama_lab.evaluation.plot"]
-TORCHMETRICS = ["torchmetrics", "matplotlib", "PIL", "scipy", "transformers", "jinja2"]  # it imports the rest, if there
+NEEDLESS += ["llama_lab.evaluation.plot", "vl_convert"]
+TORCHMETRICS = ["torchmetrics", "PIL", "scipy", "transformers", "jinja2"]  # it imports the rest, if there
 
 
 def imported(found: set[str], packages: list[str]) -> list[str]:

@@ -33,7 +33,7 @@ class StudySweeper(Sweeper):
 
 def report(folder: Path, trust: "Trust", logger: DictConfig | None) -> bool:
     """Write a study's report, and log it where `logger` says; False if a run failed, or a judged one diverged."""
-    from llama_lab.report.write import log_report, write_report  # after the runs: SciPy and Plotly take a second
+    from llama_lab.report.write import log_report, write_report  # after the runs: SciPy takes a second
 
     result = write_report(folder, trust)
     if logger and logger.wandb:

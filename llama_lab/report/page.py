@@ -1,30 +1,32 @@
 """report.html: a study's result as one self-contained file for a screen, a phone and paper."""
 
+import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import vl_convert
 from markupsafe import Markup, escape
-from plotly import graph_objects as go
-from plotly.offline import get_plotlyjs
 
 from llama_lab.analysis.result import Finding, Result
 from llama_lab.drawing.anatomy import Anatomy
 from llama_lab.drawing.picture import picture
 from llama_lab.runs.study import FILE, SUMMARY, StudySpeed
+from llama_lab.util import chart as vega
 from llama_lab.util import formatting as fmt
 from llama_lab.util.templates import template
 
 from .charts import compute, costs, differences, training
-from .charts.axes import change_axis
-from .charts.style import Style, arm_styles, curve_styles, foremost, foremost_curves, option_styles
+from .charts.base import Chart, change_axis
+from .charts.style import foremost, foremost_curves
 from .guide import guide
 from .tables import Table, conditions, tables
 
 TEMPLATE = Path(__file__).with_name("page.html.j2")
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 BESIDE = (SUMMARY, FILE, StudySpeed.FILE, "export/")  # files that the page links if they are in its folder
 # The section that a design is about, which comes first; otherwise that of the arms.
 LEADS = {
@@ -35,6 +37,7 @@ LEADS = {
 }
 SIGNIFICANT = "Bars: 95% intervals. Filled: significant at 5% (adjusted): the interval excludes zero. Left is better."
 SIGN = re.compile(r"(?<=[^\W\d][,=+/])(?=\w)")  # within a name
+PAGE = vega.config("var(--ink)", "var(--line)", FONT, "var(--paper)") | {"legend": {"disable": True}}
 MOST_IN_ALT = 12  # arms in a chart's alternative text; the tables have all
 
 # How charts of arms are read.
@@ -59,65 +62,6 @@ POSITIONS = (
     "Mean over seeds. Dotted: the last position that the arms were trained on. An arm is missing if its position "
     "encoding ends before the chosen context."
 )
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure with its texts and its legend.
-
-    alt: the alternative text. caption: how to read it. styles: the style of each line in the legend. shown: the lines
-    that are visible at first; None for all.
-    """
-
-    figure: go.Figure
-    alt: str
-    caption: str
-    styles: Mapping[str, Style] = field(default_factory=dict)
-    shown: Collection[str] | None = None
-    wide: bool = False
-
-    @property
-    def opened(self) -> go.Figure:
-        """The figure as it opens, with the lines that are hidden at first switched off."""
-        hidden = self.hidden
-        for trace in self.figure.data:
-            if trace.meta and trace.meta["arm"] in hidden:
-                trace.visible = False
-        return self.figure
-
-    @property
-    def json(self) -> Markup:
-        """The figure for Plotly.js, safe inside a script element."""
-        return Markup(self.opened.to_json())
-
-    @cached_property
-    def legend(self) -> dict[str, Style]:
-        """The drawn lines, with their styles."""
-        drawn = {trace.meta["arm"] for trace in self.figure.data if trace.meta}
-        return {name: style for name, style in self.styles.items() if name in drawn}
-
-    @cached_property
-    def hidden(self) -> set[str]:
-        """The lines that are switched off at first."""
-        return set() if self.shown is None else set(self.legend) - set(self.shown)
-
-    @property
-    def full_caption(self) -> str:
-        """The caption, with a note on hidden lines."""
-        shown = len(self.legend) - len(self.hidden)
-        note = f" Of {len(self.legend)} the {shown} that differ most are shown; press a name to show another."
-        return self.caption + (note if self.hidden else "")
-
-    @cached_property
-    def has_lines(self) -> bool:
-        """Whether arms are drawn as lines, not only as points."""
-        return any("lines" in trace.mode for trace in self.figure.data if trace.meta)
-
-    @property
-    def choices(self) -> dict[str, list[str]]:
-        """The options of each group that has more than one."""
-        groups = (self.figure.layout.meta or {}).get("choices", {})
-        return {group: list(options) for group, options in groups.items() if len(options) > 1}
 
 
 @dataclass(frozen=True)
@@ -153,7 +97,9 @@ def page(result: Result, files: Sequence[str] = ()) -> str:
         breakable=breakable,
         files=files,
         sections=_sections(result),
-        plotly_js=Markup(get_plotlyjs()),
+        data_of=data_of,
+        vega_js=Markup(_vega_js()),
+        config=Markup(json.dumps(PAGE)),
     )
 
 
@@ -162,25 +108,46 @@ def breakable(text: str) -> Markup:
     return Markup(SIGN.sub("<wbr>", str(escape(text))))
 
 
-def figures(result: Result) -> dict[str, go.Figure]:
-    """The page's charts by title, as they open, each with a legend of Plotly's if it has one on the page."""
-    found = [chart for section in _sections(result) for chart in section.charts]
-    return {one.figure.layout.title.text: one.opened.update_layout(showlegend=bool(one.legend)) for one in found}
+@cache
+def _vega_js() -> str:
+    """Vega, Vega-Lite and Vega-Embed, which take seconds to bundle."""
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+
+
+def data_of(chart: Chart) -> Markup:
+    """A chart for the page's script, safe inside a script element."""
+    tip = f"datum.arm + '\\n' + ({chart.tip})" if chart.styles else chart.tip
+    mark = {"type": "circle", "style": "hover", "clip": True}
+    hover = {"mark": mark, "encoding": {"tooltip": {"value": {"expr": tip}}}}
+    spec = {**chart.spec, "layer": [*chart.spec["layer"], hover], "height": chart.height}
+    data = {"spec": spec, "rows": chart.rows, "choices": chart.choices}
+    return Markup(json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"))
+
+
+def pictures(result: Result) -> dict[str, str]:
+    """The page's charts by title as SVG, as they open, each with a legend if it has one on the page."""
+    return {chart.title: vega.svg(_opened(chart)) for section in _sections(result) for chart in section.charts}
+
+
+def _opened(chart: Chart) -> vega.Spec:
+    """The view that the page opens with."""
+    shown = replace(chart, rows=[row for row in chart.rows if row.get("arm") not in chart.hidden])
+    sizes = {"title": chart.title, "width": 700, "height": chart.height}
+    return shown.view([next(iter(options)) for options in chart.choices.values() if options]) | sizes
 
 
 def _sections(result: Result) -> list[Section]:
-    found, styles, shown = tables(result), arm_styles(result), foremost(result)
+    found, shown = tables(result), foremost(result)
 
     def section(title: str, drawn: Iterable[Chart], *slugs: str, **settings: Any) -> Section:
-        shown = tuple(chart for chart in drawn if any(fmt.known(y) for one in chart.figure.data for y in one.y))
-        return Section(title, charts=shown, tables=tuple(found[slug] for slug in slugs if slug in found), **settings)
+        charts = tuple(chart for chart in drawn if chart.is_drawn)
+        return Section(title, charts=charts, tables=tuple(found[slug] for slug in slugs if slug in found), **settings)
 
-    def chart(figure: go.Figure, slug: str, caption: str, *columns: str, wide: bool = False) -> Chart:
+    def chart(drawn: Chart, slug: str, caption: str, *columns: str, wide: bool = False) -> Chart:
         """With a line or a point for each arm; its alternative text has these columns of a table (default: all)."""
         table = found.get(slug)
-        alt = _alt(figure.layout.title.text, table.cells(*columns) if table else ())
-        chart = Chart(figure, alt, caption, styles, shown, wide)
-        return chart if chart.has_lines else replace(chart, shown=None)
+        alt = _alt(drawn.title, table.cells(*columns) if table else ())
+        return replace(drawn, alt=alt, caption=caption, shown=shown, wide=wide)
 
     curves = chart(training.curves(result), "losses", CURVES, wide=True)
     layers = chart(training.telemetry(result), "telemetry", LAYERS, wide=True)
@@ -224,34 +191,29 @@ def _alt(what: str, found: Iterable[str]) -> str:
 def _forest(result: Result, rows: Sequence[Finding], title: str, caption: str) -> Chart:
     axis = change_axis(result)
     alt = _alt(f"{title}, {axis}", map(differences.in_words, rows))
-    return Chart(differences.differences(rows, title, axis), alt, caption)
+    return replace(differences.differences(rows, title, axis), alt=alt, caption=caption)
 
 
 def _scaling(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
     if not result.scaling:
         return
-    styles = option_styles(result)
     points = partial(found["scaling"].cells, "Size", "Tokens per parameter")
     fitted = not result.scaling.not_fittable
     lines = " Lines: the law along the sizes of each budget, with its 95% interval." * fitted
     caption = f"Points: mean over seeds, with its 95% interval.{lines}"
-    yield Chart(compute.losses(result), _alt("Loss over compute", points("Loss")), caption, styles, wide=True)
+    yield replace(compute.losses(result), alt=_alt("Loss over compute", points("Loss")), caption=caption, wide=True)
     if any(option.gains for option in result.scaling.options):
         caption = (
             f"The training FLOPs that {result.scaling.options[0].option} would need for the same loss over those "
             "spent; above 1 is better. Points: by the differences at one size and budget. Line: by the laws of both. "
             "With 95% intervals, where the reference reached such a loss."
         )
-        yield Chart(compute.gains(result), _alt("Compute-equivalent gain", points("Gain")), caption, styles, wide=True)
+        alt = _alt("Compute-equivalent gain", points("Gain"))
+        yield replace(compute.gains(result), alt=alt, caption=caption, wide=True)
     if fitted:
         caption = "By the law, within the tokens of the study. Rings: the best size for that compute. 95% intervals."
-        yield Chart(
-            compute.iso_flop(result),
-            _alt("Loss at equal compute", found["laws"].cells()),
-            caption,
-            styles,
-            wide=True,
-        )
+        alt = _alt("Loss at equal compute", found["laws"].cells())
+        yield replace(compute.iso_flop(result), alt=alt, caption=caption, wide=True)
 
 
 def _effects(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
@@ -266,8 +228,11 @@ def _effects(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
         shown, known = len(differences.shown_interactions(result)), len(result.interactions)
         some = f" The {shown} largest of {known} interactions; the table has all." if shown < known else ""
         caption = f"Lines that are not parallel show an interaction. Over the seeds that all arms have finished.{some}"
-        alt = _alt("Mean loss at each combination of two axes", found["interactions"].cells())
-        yield Chart(differences.interactions(result), alt, caption)
+        for chart in differences.interactions(result):
+            yield replace(
+                chart, alt=_alt(f"{chart.title}, mean loss", (row["text"] for row in chart.rows)), caption=caption
+            )
+            caption = ""
 
 
 def _differences(result: Result) -> Iterator[Chart]:
@@ -290,7 +255,7 @@ def _differences(result: Result) -> Iterator[Chart]:
 
 
 def _difference_curves(result: Result) -> Iterator[Chart]:
-    if any(len(curve.tokens) > 1 for curve in result.difference_curves):
+    if result.difference_curves:
         ends = (
             f"{curve.name} {fmt.with_interval(curve.mean[-1], curve.low[-1], curve.high[-1], is_difference=True)}"
             for curve in result.difference_curves
@@ -300,6 +265,5 @@ def _difference_curves(result: Result) -> Iterator[Chart]:
             "intervals of the same test at that evaluation; the last one is the reported interval. A band that "
             "excludes zero before the end is not a finding: each evaluation is one more look."
         )
-        styles, shown = curve_styles(result), foremost_curves(result)
-        alt = _alt("Difference over training, at its end", ends)
-        yield Chart(differences.difference_curves(result), alt, caption, styles, shown, wide=True)
+        alt, shown = _alt("Difference over training, at its end", ends), foremost_curves(result)
+        yield replace(differences.difference_curves(result), alt=alt, caption=caption, shown=shown, wide=True)

@@ -18,7 +18,7 @@ from llama_lab.config.trust import Trust
 from llama_lab.runs.study import FILE, SUMMARY, Study
 from llama_lab.util.errors import ConfigError
 
-from .page import figures, page, write_page
+from .page import page, pictures, write_page
 from .summary import print_table, summary_rows, write_summary_csv
 
 PAGE = "report.html"
@@ -66,7 +66,7 @@ def log_report(result: Result, folder: Path, logger: DictConfig) -> None:
     rows = summary_rows(result)
     columns: list[str | int] = [column for column in rows[0] if column in WANDB_COLUMNS]
     table = wandb.Table(columns=columns, data=[[row[str(column)] for column in columns] for row in rows])
-    charts = {f"figures/{title}": wandb.Plotly(figure) for title, figure in figures(result).items()}
+    charts = {f"figures/{title}": wandb.Html(svg) for title, svg in pictures(result).items()}
     run.log({"arms": table, "report": wandb.Html((folder / PAGE).read_text(encoding="utf-8")), **charts})
     finish_wandb(run)
 
@@ -88,7 +88,7 @@ def compare(
     runs of one arm with the same seed, or an `export` that holds other files.
     """
     if export is not None:
-        from .export import check_export, write_export  # matplotlib takes a second to import
+        from .export import check_export, write_export
 
         check_export(export, overwrite)
     folder = paths[0]

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -117,7 +118,7 @@ def test_a_law_that_is_not_identified_gives_no_gain_anywhere(result: Result) -> 
     assert not any("Gain" in title for title in found["laws"].head)
     assert "Compute-equivalent gain" not in page(result)
     draw_gains, _ = figures.FIGURES["gains"]
-    assert draw_gains(result) is None
+    assert figures.figure(draw_gains(result)) is None
     assert {*gains_in_summary(result, arms).values()} == {None}
 
 
@@ -140,8 +141,8 @@ def test_the_report_shows_laws_and_gains_where_they_are_known(result: Result, ar
     assert rows["relu", "1e+06", "5"][7:] == [UNKNOWN] * 3
     titles = ["Loss over compute", "Compute-equivalent gain", "Loss at equal compute"]
     assert all(title in page(result) for title in titles)
-    points = [trace for trace in compute.gains(result).data if trace.mode == "markers"]
-    assert [len(trace.x) for trace in points] == [9]
+    points = [row for row in compute.gains(result).rows if not row.get("law")]
+    assert Counter(row["arm"] for row in points) == {"swiglu": 9}
     gains = gains_in_summary(result, arms)
     assert gains["swiglu-1e+06-5"] == pytest.approx(1.4, rel=0.1)
     assert gains["swiglu-6.4e+07-20"] is None, "the reference has no such loss"
@@ -153,8 +154,9 @@ def test_few_points_are_shown_without_a_law(arms: list[ArmResult]) -> None:
     result = replace(results.ladder(), scaling=scaled(few, "val/loss"))
     (sentence,) = scaling_sentences(result.scaling)
     assert sentence.startswith("No power law is fitted: relu has 6 points of 2 sizes and 3 budgets")
-    drawn = compute.losses(result).data
-    assert [(trace.mode, len(trace.x)) for trace in drawn] == [("markers", 6)] * 2
+    drawn = compute.losses(result).rows
+    assert not any(row.get("law") for row in drawn)
+    assert Counter(row["arm"] for row in drawn) == {"relu": 6, "swiglu": 6}
     assert "laws" not in tables(result)
     assert "Gain" not in tables(result)["scaling"].head
     assert "Compute-equivalent gain" not in page(result)

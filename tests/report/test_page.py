@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Locator, Page
 
 from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.result import Comparison, Reach, Result
@@ -19,11 +19,13 @@ from llama_lab.report.page import LEADS, write_page
 from llama_lab.report.tables import conditions, tables
 from llama_lab.runs.study import Arm, Study
 from llama_lab.util import formatting as fmt
+from llama_lab.util.chart import svg
 from tests.analysis import results
 from tests.analysis.synthetic import plant_end, remove_run, run_folder, write_study
 from tests.browser import in_browser
 
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='hacked=1'>\"&amp;%{x}</title>"
+OF = "((i, key) => rows.filter(row => row.arm === arms.at(i)).map(row => row[key]))"
 NUMBER = re.compile(r"\d[.\d]\d?")
 
 
@@ -38,11 +40,13 @@ class Opened:
     requests: list[str] = field(default_factory=list)
 
     def charts(self) -> int:
-        """The number of charts with at least one trace in a visible drawing."""
+        """The number of charts with at least one mark in a visible drawing."""
+        self.settle()
         return self.page.evaluate(
             """[...document.querySelectorAll("figure .plot")].filter(plot => {
-                const box = plot.querySelector("svg.main-svg")?.getBoundingClientRect();
-                return box && box.width > 100 && box.height > 100 && plot.querySelector("svg .scatterlayer .trace");
+                const box = plot.querySelector("svg")?.getBoundingClientRect();
+                const marks = ".mark-line.role-mark path, .mark-symbol.role-mark path, .mark-rule.role-mark line";
+                return box && box.width > 100 && box.height > 100 && plot.querySelector(marks);
             }).length"""
         )
 
@@ -50,22 +54,29 @@ class Opened:
         """The number of charts."""
         return self.page.locator("figure").count()
 
-    def figure(self, title: str) -> int:
-        """The index of the figure with this title."""
-        found = self.page.evaluate(
-            "[...document.querySelectorAll('.plot')].map(plot => plot.layout.title.text)",
-        )
-        return found.index(title)
+    def figure(self, title: str) -> Locator:
+        """The figure with this title."""
+        return self.page.locator("figure").filter(has=self.page.get_by_role("heading", name=title, exact=True))
 
-    def plot(self, title: str, expression: str) -> object:
-        """The value of a JavaScript expression over `plot` and its visible `traces`, for a figure."""
-        return self.page.evaluate(
-            f"""i => {{
-                const plot = document.querySelectorAll(".plot")[i];
-                const traces = plot.data.filter(trace => trace.visible !== false);
+    def settle(self) -> None:
+        """Wait until all charts are drawn."""
+        self.page.wait_for_function("!document.querySelector('.plot[aria-busy=true]')")
+
+    def plot(self, title: str, expression: str) -> Any:
+        """The value of a JavaScript expression over what a figure shows.
+
+        rows: its data, by arm in `arms`. x, y: the ends of the axes, `titles`: their titles. lines: their number.
+        """
+        self.settle()
+        return self.figure(title).evaluate(
+            f"""figure => {{
+                const plot = figure.querySelector(".plot"), rows = plot.view.data("rows");
+                const arms = [...new Set(rows.map(row => row.arm))];
+                const [x, y] = ["x", "y"].map(name => plot.view.scale(name).domain());
+                const titles = [...plot.querySelectorAll(".role-axis-title text")].map(text => text.textContent);
+                const lines = plot.querySelectorAll(".mark-line.role-mark path").length;
                 return {expression};
-            }}""",
-            self.figure(title),
+            }}"""
         )
 
 
@@ -88,7 +99,7 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         page.on("request", lambda request: report.requests.append(request.url))
         begin = time.perf_counter()
         page.goto(file.as_uri())
-        page.evaluate("document.querySelectorAll('.main-svg').length")  # returns once the scripts have finished
+        report.settle()
         report.seconds = time.perf_counter() - begin
         return report
 
@@ -126,7 +137,7 @@ def renamed(result: Result, old: str, new: str) -> Result:
 
 
 def own_text(file: Path) -> str:
-    """A report's source without Plotly.js."""
+    """A report's source without Vega."""
     text = file.read_text(encoding="utf-8")
     scripts = re.findall(r"<script>.*?</script>", text, flags=re.DOTALL)
     return text.replace(max(scripts, key=len), "").replace("<wbr>", "")
@@ -156,71 +167,94 @@ def test_every_chart_says_in_words_what_it_shows_with_numbers(opened: Open) -> N
 def test_choices_change_the_axis_and_the_loss_and_the_range(opened: Open) -> None:
     report = opened(results.ladder())
     title = "Loss over training"
-    last = "[traces.at(-1).x.at(-1), plot.layout.xaxis.title.text, traces.length]"
-    assert report.plot(title, last) == [results.TOKENS, "tokens", 14]
+    last = "[x[1], titles[0], lines]"
+    assert report.plot(title, last) == [results.TOKENS, "tokens", 7]
     report.page.get_by_text("training FLOPs", exact=True).click()
-    x, axis, traces = report.plot(title, last)
-    assert (axis, traces) == ("training FLOPs", 14)
-    assert x == pytest.approx(8.68e6 * results.TOKENS, rel=1e-4)
+    most = max(curve.flops[-1] for curve in results.ladder().curves)
+    assert report.plot(title, last) == [pytest.approx(most, rel=1e-4), "training FLOPs", 7]
     report.page.get_by_label("seconds").focus()
     report.page.keyboard.press("Space")
-    assert report.plot(title, last)[0] == pytest.approx(results.TOKENS / 12_540, rel=1e-4)
+    most = max(curve.seconds[-1] for curve in results.ladder().curves)
+    assert report.plot(title, last) == [pytest.approx(most, rel=1e-4), "seconds of training", 7]
     report.page.get_by_text("training loss", exact=True).click()
-    assert report.plot(title, "traces.every(trace => trace.meta.view.includes('training loss'))")
-    assert report.plot(title, "plot.layout.yaxis.title.text") == "training loss, nats per token"
-    assert report.plot(title, "plot._fullLayout.yaxis.range[1]") < 6
-    report.page.locator("figure").nth(report.figure(title)).get_by_text("from the start", exact=True).click()
-    assert report.plot(title, "plot._fullLayout.yaxis.range[1]") > 8
-    late = report.plot("Difference over training", "plot._fullLayout.yaxis.range")
+    assert report.plot(title, "rows.every(row => row.view.includes('training loss'))")
+    assert report.plot(title, "titles[1]") == "training loss, nats per token"
+    assert report.plot(title, "y[1]") < 6
+    report.figure(title).get_by_text("from the start", exact=True).click()
+    assert report.plot(title, "y[1]") > 8
+    late = report.plot("Difference over training", "y")
     for option in ("from the start", "without the first fifth"):
-        report.page.locator("figure").nth(report.figure("Difference over training")).get_by_text(option).click()
-    assert report.plot("Difference over training", "plot._fullLayout.yaxis.range") == late
+        report.figure("Difference over training").get_by_text(option).click()
+    assert report.plot("Difference over training", "y") == late
+
+
+@in_browser
+def test_a_point_says_its_numbers_a_drag_zooms_and_a_double_click_goes_back(opened: Open) -> None:
+    report = opened(results.ladder())
+    title, mouse = "Loss over training", report.page.mouse
+    figure = report.figure(title)
+    figure.scroll_into_view_if_needed()
+    figure.locator(".plot .mark-symbol path").last.hover(force=True)
+    tip = report.page.locator("#vg-tooltip-element.visible").inner_text()
+    assert re.fullmatch(r"[\w=,]+\n\d\.\d{4} at \d\S+ tokens", tip)
+    whole = report.plot(title, "[x, y]")
+    box = figure.locator(".plot .background").first.bounding_box()
+    assert box
+    mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    mouse.down()
+    mouse.move(box["x"] + box["width"] * 3 / 4, box["y"] + box["height"] * 3 / 4, steps=4)
+    mouse.up()
+    for now, before in zip(report.plot(title, "[x, y]"), whole, strict=True):
+        assert now[1] - now[0] == pytest.approx((before[1] - before[0]) / 4, rel=0.05)
+    mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    assert report.plot(title, "[x, y]") == whole
 
 
 @in_browser
 def test_a_context_length_can_be_chosen(opened: Open) -> None:
     report = opened(results.long())
-    arms = "traces.map(trace => trace.name)"
-    assert report.plot("Loss by position", arms) == ["position=rope", "ffn=swiglu"]
+    assert report.plot("Loss by position", "arms") == ["position=rope", "ffn=swiglu"]
     report.page.locator("fieldset").get_by_text("256 tokens").click()
-    assert report.plot("Loss by position", arms) == ["vanilla", "position=rope", "ffn=swiglu"]
+    assert report.plot("Loss by position", "arms") == ["vanilla", "position=rope", "ffn=swiglu"]
 
 
 @in_browser
 def test_a_batch_size_and_decoding_without_the_cache_can_be_chosen_together(opened: Open) -> None:
     report = opened(results.measured())
-    figure = report.page.locator("figure").nth(report.figure("Decoding speed"))
+    figure = report.figure("Decoding speed")
     first, *_, last = results.measured().inference
 
-    def shown() -> object:
-        return report.plot("Decoding speed", "[traces.length, traces[0].y, traces.at(-1).x]")
+    def shown() -> Any:
+        return report.plot("Decoding speed", f"[lines, {OF}(0, 'y'), {OF}(-1, 'x')]")
+
+    def speeds(batch_size: int, part: str = "decode") -> Any:
+        return pytest.approx([getattr(s, part).mean for s in first.speeds if s.batch_size == batch_size], rel=1e-5)
 
     arms = len(results.measured().inference)
-    assert shown() == [arms, [s.decode.mean for s in first.speeds if s.batch_size == 1], [64, 128, 256, 512]]
+    assert shown() == [arms, speeds(1), [64, 128, 256, 512]]
     figure.get_by_text("8 sequences", exact=True).click()
-    assert shown() == [arms, [s.decode.mean for s in first.speeds if s.batch_size == 8], [64, 128, 256, 512]]
+    assert shown() == [arms, speeds(8), [64, 128, 256, 512]]
     figure.get_by_text("not used", exact=True).click()
     uncached = [s.uncached.mean for s in first.speeds if s.batch_size == 8]
-    assert shown() == [arms, uncached, [64, 128, 256, 512]]
-    assert max(uncached) < report.plot("Decoding speed", "plot._fullLayout.yaxis.range[1]") < 2 * max(uncached)
+    assert shown() == [arms, speeds(8, "uncached"), [64, 128, 256, 512]]
+    assert max(uncached) < report.plot("Decoding speed", "y[1]") < 2 * max(uncached)
     report.page.get_by_text("int8", exact=True).first.click()
     sizes = [cache.measured.mean for cache in last.caches if cache.dtype == "int8"]
-    assert report.plot("KV cache of one sequence", "traces.at(-1).y") == sizes
+    assert report.plot("KV cache of one sequence", f"{OF}(-1, 'y')") == pytest.approx(sizes, rel=1e-5)
 
 
 @in_browser
 def test_of_telemetry_a_quantity_and_a_part_can_be_chosen_where_there_are_parts(opened: Open) -> None:
     report = opened(results.watched())
     title = "Layers over training"
-    shown = "[traces.map(trace => trace.name), traces.at(-1).y.length, plot._fullLayout.yaxis.type]"
-    both = ["vanilla"] * 4 + ["ffn=swiglu"] * 4
-    assert report.plot(title, shown) == [both, 4, "log"]
-    figure = report.page.locator("figure").nth(report.figure(title))
+    shown = f"[arms, lines, Math.max(...{OF}(-1, 'x')), plot.view.scale('y').type]"
+    assert report.plot(title, shown) == [["vanilla", "ffn=swiglu"], 8, 3, "log"]
+    figure = report.figure(title)
     figure.get_by_text("feed-forwards", exact=True).click()
-    assert report.plot(title, "traces.every(trace => trace.meta.view.includes('feed-forwards'))")
+    assert report.plot(title, "rows.every(row => row.view.includes('feed-forwards'))")
     figure.get_by_text("attention entropy, nats", exact=True).click()
-    assert report.plot(title, shown) == [["vanilla"] * 4, 6, "linear"]
-    assert report.plot(title, "plot.layout.yaxis.title.text") == "attention entropy, nats"
+    assert report.plot(title, shown) == [["vanilla"], 4, 5, "linear"]
+    assert report.plot(title, "titles[1]") == "attention entropy, nats"
 
 
 @in_browser
@@ -230,11 +264,10 @@ def test_where_there_is_no_choice_the_legend_hides_one_arm_and_no_other(opened: 
         for arm in results.measured().inference
     )
     report = opened(replace(results.measured(), inference=arms))
-    figure = report.page.locator("figure").nth(report.figure("Decoding speed"))
+    figure = report.figure("Decoding speed")
     assert figure.locator("fieldset").count() == 0
     figure.get_by_role("button", name="vanilla").click()
-    shown = report.plot("Decoding speed", "traces.map(trace => trace.meta.arm)")
-    assert shown == [arm.arm for arm in arms if arm.arm != "vanilla"]
+    assert report.plot("Decoding speed", "arms") == [arm.arm for arm in arms if arm.arm != "vanilla"]
 
 
 @in_browser
@@ -250,7 +283,7 @@ def test_of_inference_a_page_shows_what_was_measured(opened: Open, part: str, dr
     report = opened(replace(results.measured(), inference=arms))
     section = report.page.locator("section", has=report.page.get_by_role("heading", name="Inference"))
     assert section.locator("figure").count() == section.locator("table").count() == 1
-    assert report.figure(drawn)
+    assert report.figure(drawn).is_visible()
     assert section.get_by_role("columnheader", name=missing, exact=True).count() == 0
     assert report.charts() == report.figures() == 7
     assert report.complaints == []
@@ -264,8 +297,8 @@ def test_hostile_values_of_an_evaluation_are_shown_and_do_nothing(opened: Open) 
     )
     report = opened(replace(results.measured(), inference=arms))
     report.page.locator("fieldset[data-group=Elements] label").last.click()
-    assert report.plot("KV cache of one sequence", "traces.every(t => t.meta.view[0].endsWith('int8'))") is True
-    assert report.plot("KV cache of one sequence", "traces.length") == len(arms)
+    assert report.plot("KV cache of one sequence", "rows.every(row => row.view[0].endsWith('int8'))") is True
+    assert report.plot("KV cache of one sequence", "lines") == len(arms)
     assert report.page.evaluate("window.hacked") is None
     assert report.page.locator("img").count() == 0
     assert report.complaints == []
@@ -276,7 +309,7 @@ def test_arms_measured_up_to_different_contexts_are_shown_with_theirs(tmp_path: 
     for arm, context in (("vanilla", "256"), ("norm=rmsnorm", "512")):
         cells = f"<span>{arm}</span></th> <td><span>1</span></td> <td><span>{context}</span></td>"
         assert cells in text
-    ends = {trace.name: trace.x[-1] for trace in costs.decoding_speeds(results.measured()).data}
+    ends = {row["arm"]: row["x"] for row in costs.decoding_speeds(results.measured()).rows}
     assert (ends["vanilla"], ends["norm=rmsnorm"]) == (256, 512)
 
 
@@ -295,15 +328,15 @@ def test_the_texts_of_inference_give_speed_gain_and_size(tmp_path: Path) -> None
 def test_the_legend_hides_an_arm_and_shows_it_again_whatever_is_chosen(opened: Open) -> None:
     report = opened(results.ladder())
     title = "Loss over training"
-    is_there = "traces.some(trace => trace.meta.arm === 'block=prenorm')"
-    button = report.page.locator("figure").nth(report.figure(title)).get_by_role("button", name="block=prenorm")
+    is_there = "arms.includes('block=prenorm')"
+    button = report.figure(title).get_by_role("button", name="block=prenorm")
     assert report.plot(title, is_there)
     button.click()
     assert button.get_attribute("aria-pressed") == "false"
     assert not report.plot(title, is_there)
     report.page.get_by_text("training loss", exact=True).click()
     assert not report.plot(title, is_there), "a choice brought it back"
-    assert report.plot("Loss against speed", is_there.replace("trace.meta.arm", "trace.meta?.arm"))
+    assert report.plot("Loss against speed", is_there)
     button.focus()
     report.page.keyboard.press("Enter")
     assert report.plot(title, is_there)
@@ -313,16 +346,16 @@ def test_the_legend_hides_an_arm_and_shows_it_again_whatever_is_chosen(opened: O
 def test_of_many_arms_one_can_be_seen_alone(opened: Open) -> None:
     report = opened(results.many())
     title = "Loss over training"
-    legend = report.page.locator("figure").nth(report.figure(title)).locator(".legend")
+    legend = report.figure(title).locator(".legend")
     switch = legend.get_by_role("button", name="All / none")
     switch.click()
-    assert report.plot(title, "[...new Set(traces.map(trace => trace.meta.arm))].length") == 40
+    assert report.plot(title, "arms.length") == 40
     switch.click()
-    assert report.plot(title, "traces.length") == 0
+    assert report.plot(title, "arms.length") == 0
     legend.locator("[data-arm]").nth(5).click()
-    assert report.plot(title, "[...new Set(traces.map(trace => trace.meta.arm))].length") == 1
+    assert report.plot(title, "arms.length") == 1
     switch.click()
-    assert report.plot(title, "[...new Set(traces.map(trace => trace.meta.arm))].length") == 40
+    assert report.plot(title, "arms.length") == 40
 
 
 @in_browser
@@ -332,7 +365,7 @@ def test_a_phone_scrolls_tables_but_never_the_page_sideways(opened: Open, make: 
     assert report.page.evaluate("document.documentElement.scrollWidth") <= 390
     assert report.charts() == report.figures()
     inside = "traces => traces.every(svg => svg.getBoundingClientRect().right <= 390)"
-    assert report.page.eval_on_selector_all(".main-svg", inside)
+    assert report.page.eval_on_selector_all(".plot svg", inside)
     assert report.page.evaluate("[...document.querySelectorAll('.table')].some(table => table.scrollWidth > 390)")
 
 
@@ -340,9 +373,10 @@ def test_a_phone_scrolls_tables_but_never_the_page_sideways(opened: Open, make: 
 def test_charts_follow_the_window(opened: Open) -> None:
     report = opened(results.ladder())
     report.page.set_viewport_size({"width": 390, "height": 844})
-    report.page.wait_for_timeout(1000)  # Plotly debounces resizing
+    report.page.wait_for_timeout(300)
+    report.settle()
     right = "all => Math.max(...all.map(svg => svg.getBoundingClientRect().right))"
-    assert report.page.eval_on_selector_all(".main-svg", right) <= 390
+    assert report.page.eval_on_selector_all(".plot svg", right) <= 390
 
 
 @in_browser
@@ -353,7 +387,7 @@ def test_print_keeps_all_charts_within_the_paper_and_opens_the_config(opened: Op
     assert report.charts() == report.figures() == 15
     assert report.page.evaluate("document.documentElement.scrollWidth") <= 680
     widest = "all => Math.max(...all.map(svg => svg.getBoundingClientRect().right))"
-    assert report.page.eval_on_selector_all(".main-svg", widest) <= 680
+    assert report.page.eval_on_selector_all(".plot svg", widest) <= 680
     assert not report.page.locator("fieldset").first.is_visible()
     assert len(report.page.pdf(format="A4")) > 50_000
     assert report.page.locator("details").count() > 0
@@ -372,9 +406,9 @@ def test_an_arm_with_a_hostile_name_is_shown_and_does_nothing(opened: Open, arm:
     assert report.charts() == report.figures() == 15
     assert report.page.locator("tbody th", has_text="<script>").count() > 3
     assert report.page.locator(".legend button", has_text="<script>").count() > 3
-    figure = report.page.locator("figure").nth(report.figure("Loss over training"))
+    figure = report.figure("Loss over training")
     figure.locator(".legend button", has_text="<script>").click()
-    assert report.plot("Loss over training", "traces.some(trace => trace.meta.arm.includes('script'))") is False
+    assert report.plot("Loss over training", "arms.some(arm => arm.includes('script'))") is False
 
 
 @in_browser
@@ -486,9 +520,9 @@ def test_the_residual_of_matching_is_reported_once_beside_the_costs(tmp_path: Pa
 
 
 def test_curves_of_arms_that_are_judged_in_bits_are_in_bits(tmp_path: Path) -> None:
-    figure = training.curves(results.in_bits())
-    assert figure.layout.yaxis.title.text == "validation loss, bits per byte"
-    assert list(figure.layout.meta["choices"]["Loss"]) == ["validation loss"]
+    chart = training.curves(results.in_bits())
+    assert chart.encoding["y"]["title"] == "validation loss, bits per byte"
+    assert list(chart.choices["Loss"]) == ["validation loss"]
 
 
 @pytest.mark.parametrize(
@@ -509,24 +543,23 @@ def test_no_two_of_200_arms_look_alike_and_the_baseline_is_solid_black() -> None
     result = results.result({f"arm {i}": 3.9 for i in range(200)}, points=2)
     looks = style.arm_styles(replace(result, study=replace(result.study, baseline="arm 7")))
     assert len(set(looks.values())) == 200
-    assert looks["arm 7"] == style.Style("#000000", "solid", "circle")
+    assert looks["arm 7"] == style.Style("#000000", (1, 0), "circle")
 
 
 def test_a_difference_is_hollow_exactly_where_it_is_not_significant() -> None:
     rows = differences.difference_rows(results.ladder(), "previous")
-    (points,) = differences.differences(rows, "", "").data
-    assert [colour == "white" for colour in points.marker.color] == [not row.change.significant for row in rows]
+    drawn = differences.differences(rows, "", "").rows
+    assert [row["hollow"] for row in drawn] == [not row.change.significant for row in rows]
     assert [row.change.significant for row in rows] == [False, True, True, True, True, True]
 
 
 def test_an_arm_without_a_cache_is_at_the_left_edge_of_the_chart_of_caches() -> None:
-    figure = costs.kv_cache_front(results.without_cache("ffn=swiglu"))
-    places = {trace.name: (trace.x[0], trace.customdata[0]) for trace in figure.data if trace.name}
-    assert places.pop("ffn=swiglu") == (512, "0 B")
-    assert {shown for _, shown in places.values()} == {"1 KiB", "2 KiB"}
-    axis = figure.layout.xaxis
-    assert dict(zip(axis.tickvals, axis.ticktext, strict=True)) == {512: "0 B", 1024: "1 KiB", 2048: "2 KiB"}
-    assert 10 ** axis.range[0] < 512
+    chart = costs.kv_cache_front(results.without_cache("ffn=swiglu"))
+    places = {row["arm"]: (row["x"], row["text"].splitlines()[0]) for row in chart.rows}
+    assert places.pop("ffn=swiglu") == (512, "KV cache: 0 B")
+    assert {shown for _, shown in places.values()} == {"KV cache: 1 KiB", "KV cache: 2 KiB"}
+    ticks = re.findall(r">(\d+ K?i?B)</text>", svg(chart.view(())))
+    assert ticks == ["0 B", "1 KiB", "2 KiB"]
 
 
 @pytest.mark.parametrize(
@@ -541,14 +574,15 @@ def test_an_arm_without_a_cache_is_at_the_left_edge_of_the_chart_of_caches() -> 
     ],
 )
 def test_a_hostile_name_is_no_markup_in_a_chart_either(draw: Callable[[Result], Any]) -> None:
-    names = [trace.name for trace in draw(renamed(results.everything(), "ffn=swiglu", HOSTILE)).data if trace.name]
-    assert any("&lt;script&gt;" in name for name in names)
-    assert not any("<" in name for name in names)
+    chart = draw(renamed(results.everything(), "ffn=swiglu", HOSTILE))
+    drawn = svg(chart.view([next(iter(options)) for options in chart.choices.values() if options]))
+    assert "&lt;script&gt;" in drawn
+    assert not re.search("<(script|img)", drawn)
 
 
 def test_long_names_keep_in_charts_what_sets_them_apart() -> None:
     rows = differences.difference_rows(results.many(), "previous")
-    labels = [label.text.split(" <")[0] for label in differences.differences(rows, "", "").layout.annotations]
+    labels = [row["label"].split(" (")[0] for row in differences.differences(rows, "", "").rows]
     assert labels[:2] == ["model.n_kv_heads=1", "model.n_kv_heads=2"]
     assert len(set(labels)) == 39
 
@@ -725,15 +759,14 @@ def of_many(arms: int, seeds: int = 3) -> Result:
 def test_of_20_arms_curves_open_with_those_that_differ_most_and_say_so(opened: Open) -> None:
     result = of_many(20)
     report = opened(result)
-    names = "[...new Set(traces.map(trace => trace.meta.arm))]"
     steps = sorted((arm.to_previous for arm in result.arms[1:]), key=lambda c: -abs(c.change.mean))
-    assert set(report.plot("Difference over training", names)) == {step.arm for step in steps[:4]}
+    assert set(report.plot("Difference over training", "arms")) == {step.arm for step in steps[:4]}
     drawn = {result.study.baseline, *(step.arm for step in steps[:5])}
-    assert set(report.plot("Loss over training", names)) == drawn
-    figure = report.page.locator("figure").nth(report.figure("Loss over training"))
+    assert set(report.plot("Loss over training", "arms")) == drawn
+    figure = report.figure("Loss over training")
     assert "Of 20 the 6 that differ most are shown; press a name to show another." in figure.inner_text()
     figure.locator("[aria-pressed=false]").first.click()
-    assert len(report.plot("Loss over training", names)) == 7
+    assert len(report.plot("Loss over training", "arms")) == 7
 
 
 def row(name: str, mean: float, half: float) -> Comparison:
@@ -745,20 +778,18 @@ def test_an_interval_that_would_squeeze_all_others_ends_in_an_arrow_with_its_end
     rows = [row("a", 0.01, 0.02), row("b", -0.03, 0.02), row("c", 0.02, 0.02), row("wide", 0.01, 0.9)]
     least, most = differences.axis_range(rows)
     assert (least, most) == pytest.approx((-0.0625, 0.0625))
-    figure = differences.differences(rows, "", "")
-    texts = [label.text for label in figure.layout.annotations]
-    assert texts[3].startswith("\u25c0 \u22120.89 wide")
-    assert texts[4:] == ["+0.91 \u25b6"]
-    (points,) = figure.data
-    assert points.x[3] + points.error_x.array[3] == pytest.approx(most)
-    assert list(points.marker.symbol) == ["circle"] * 4
+    drawn = differences.differences(rows, "", "").rows
+    assert drawn[3]["label"].startswith("\u25c4 \u22120.89 wide")
+    assert [row["end"] for row in drawn] == ["", "", "", "+0.91 \u25ba"]
+    assert (drawn[3]["low"], drawn[3]["high"]) == (least, most)
+    assert not any(row["outside"] for row in drawn)
 
 
 def test_a_difference_far_beyond_all_others_is_written_beside_its_arrow() -> None:
     rows = [row("a", 0.01, 0.02), row("b", -0.03, 0.02), row("c", 0.02, 0.02), row("far", 0.6, 0.02)]
-    figure = differences.differences(rows, "", "")
-    assert figure.layout.annotations[4].text == "+0.600 [+0.580,\u00a0+0.620] \u25b6"
-    assert figure.data[0].marker.symbol[3] == "triangle-right"
+    *_, far = differences.differences(rows, "", "").rows
+    assert far["end"] == "+0.600 [+0.580,\u00a0+0.620] \u25ba"
+    assert (far["outside"], far["beyond_high"]) == (True, True)
 
 
 def test_an_axis_covers_all_intervals_where_none_is_much_longer() -> None:
@@ -771,8 +802,10 @@ def test_an_axis_covers_all_intervals_where_none_is_much_longer() -> None:
 @in_browser
 def test_a_factorial_begins_with_its_effects_and_interactions(opened: Open) -> None:
     report = opened(results.factorial())
-    titles = report.page.evaluate("[...document.querySelectorAll('.plot')].map(plot => plot.layout.title.text)")
-    assert titles[:2] == ["Main effects and interactions", "Interactions: mean loss at each combination"]
+    assert report.page.locator("figure h3").all_inner_texts()[:2] == [
+        "Main effects and interactions",
+        "Interaction of norm and ffn",
+    ]
     heads = [table.locator("th").first.inner_text() for table in report.page.locator("table").all()[:3]]
     assert heads == ["Effect", "Axes", "Arm"]
     assert "aliased" in report.page.locator("section").first.inner_text().lower()
@@ -780,9 +813,10 @@ def test_a_factorial_begins_with_its_effects_and_interactions(opened: Open) -> N
 
 
 def test_interactions_are_drawn_at_the_means_with_a_line_for_each_level_of_the_second_axis() -> None:
-    first, second = differences.interactions(results.factorial()).data
-    assert (list(first.x), list(first.y)) == (["layernorm", "rmsnorm"], [3.9, 3.884])
-    assert (list(second.y), second.text[1]) == ([3.862, 3.87], "swiglu")
+    (chart,) = differences.interactions(results.factorial())
+    lines = {name: [row["y"] for row in chart.rows if row["arm"] == name] for name in chart.legend}
+    assert list(lines.values()) == [[3.9, 3.884], [3.862, 3.87]]
+    assert chart.rows[-1]["label"] == list(lines)[1] == "swiglu"
 
 
 def test_of_many_interactions_the_largest_are_drawn_and_the_page_says_so(tmp_path: Path) -> None:
@@ -797,12 +831,10 @@ def test_of_many_interactions_the_largest_are_drawn_and_the_page_says_so(tmp_pat
 def test_bands_are_drawn_where_differences_are_tested() -> None:
     result = results.ladder()
     curve = result.difference_curves[0]
-    band, line = differences.difference_curves(result).data[:2]
-    assert (line.name, line.y[-1]) == (curve.name, pytest.approx(curve.mean[-1], rel=1e-5))
-    assert band.y[11] == pytest.approx(curve.low[-1], rel=1e-5)
-    assert band.y[12] == pytest.approx(curve.high[-1], rel=1e-5)
-    untested = differences.difference_curves(only(3, seeds=1)).data
-    assert [trace.mode for trace in untested] == ["lines+markers"] * 2
+    last = [row for row in differences.difference_curves(result).rows if row["arm"] == curve.name][-1]
+    ends = [curve.low[-1], curve.mean[-1], curve.high[-1]]
+    assert [last[end] for end in ("low", "y", "high")] == pytest.approx(ends, rel=1e-5)
+    assert not any("low" in row for row in differences.difference_curves(only(3, seeds=1)).rows)
 
 
 def test_the_page_links_the_files_beside_it(tmp_path: Path) -> None:

@@ -2,19 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from html import escape
 from typing import Literal
 
-from plotly import graph_objects as go
-from plotly.subplots import make_subplots
-
 from llama_lab.analysis.result import Finding, Interaction, Result
-from llama_lab.analysis.statistics import PairedDifference, term_name
+from llama_lab.analysis.statistics import PairedDifference
 from llama_lab.util import formatting as fmt
+from llama_lab.util.chart import LINE, POINTS, Row, Spec, axis, rows, rule
 
-from .axes import AXIS, BARE, LATE, ZERO, change_axis, dress, late_range, new_chart, without_shared
-from .style import COLOUR_OF, INK, UNCLEAR, curve_styles, cycle_styles, foremost_curves
-from .traces import band, error_bars, mean_line
+from .base import LATE, Chart, axis_of, change_axis, late_range, without_shared
+from .style import COLOUR_OF, UNCLEAR, curve_styles, cycle_styles, foremost_curves
+from .training import CURVE
 
 ROW_HEIGHT, LOW_ROW_HEIGHT, MOST_HIGH_ROWS = 44, 32, 8
 SQUEEZED = 5.0  # an interval so many times longer than the next one is cut off at the axis's end
@@ -40,44 +37,58 @@ def in_words(found: Finding) -> str:
     return f"{found.name} {found.change.text}{against}, {found.change.verdict}"
 
 
-def differences(rows: Sequence[Finding], title: str, axis: str) -> go.Figure:
-    """A point with its 95% interval per row, hollow if not significant.
+def differences(found: Sequence[Finding], title: str, axis_title: str) -> Chart:
+    """A point with its 95% interval per finding, hollow if not significant.
 
     An interval much longer than all others ends in an arrow at the edge, with its end as text.
     """
-    least, most = axis_range(rows)
-    found = [row.change for row in rows]
-    means = [min(max(one.mean, least), most) for one in found]
-    ends = [(max(low, least), min(high, most)) for low, high in (one.ends for one in found)]
-    colours = [COLOUR_OF.get(one.verdict, UNCLEAR) for one in found]
-    symbols = [
-        "triangle-left" if one.mean < least else "triangle-right" if one.mean > most else "circle" for one in found
-    ]
-    fills = [colour if one.significant else "white" for one, colour in zip(found, colours, strict=True)]
-    points = go.Scatter(
-        x=means,
-        y=list(range(len(rows))),
-        error_x=error_bars(means, ends, INK),
-        mode="markers",
-        marker={"size": 11, "color": fills, "line": {"width": 2, "color": colours}, "symbol": symbols},
-        text=[escape(in_words(row)) for row in rows],
-        hovertemplate="%{text}<extra></extra>",
-    )
-    short = without_shared(row.name for row in rows)
-    height = ROW_HEIGHT if len(rows) <= MOST_HIGH_ROWS else LOW_ROW_HEIGHT
-    lift = {"x": 0, "xref": "paper", "xanchor": "left", "yshift": height / 3 + 3, "showarrow": False}
-    lift |= {"bgcolor": "rgba(255,255,255,0.8)"}
-    labels = [{**lift, "text": _label(row, short[row.name], least), "y": i} for i, row in enumerate(rows)]
-    right = {**lift, "x": 1, "xanchor": "right", "bgcolor": "rgba(0,0,0,0)"}
-    beyond = [(i, one) for i, one in enumerate(found) if one.ends[1] > most]
-    labels += [{**right, "text": f"{_end(one, one.ends[1], one.mean > most)} \u25b6", "y": i} for i, one in beyond]
-    figure = new_chart([points], title, axis, None, height=90 + height * max(len(rows), 2))
-    figure.update_layout(annotations=labels)
+    least, most = axis_range(found)
     space = 0.06 * (most - least) or 0.1
-    figure.update_xaxes(ZERO, range=[least - space, most + space], nticks=6)
+    short = without_shared(one.name for one in found)
+    drawn = [_row(place, one, short[one.name], least, most) for place, one in enumerate(found)]
+    label: Spec = {"type": "text", "style": "label", "dy": -7}
+    end = {"x": {"value": {"expr": "width"}}, "text": {"field": "end"}, "color": None}
+    fill = {"condition": {"test": "datum.hollow", "value": {"expr": "paper"}}, "field": "colour", "scale": None}
+    layers: list[Spec] = [
+        *rule("x", [0]),
+        {"mark": "rule", "encoding": {"x": {"field": "low"}, "x2": {"field": "high"}}},
+        {"mark": "point", "transform": [{"filter": "!datum.outside"}], "encoding": {"fill": fill}},
+        _arrow("left", "low"),
+        _arrow("right", "high"),
+        {"mark": label, "encoding": {"x": {"value": 4}, "text": {"field": "label"}, "color": None}},
+        {"mark": {**label, "align": "right"}, "encoding": end},
+    ]
     # From top to bottom, with space for the first label.
-    figure.update_yaxes(BARE, range=[len(rows) - 0.5, -0.9])
-    return figure
+    y = axis("y", None, domain=[-0.8, len(found) - 0.5], reverse=True, padding=0) | {"axis": None}
+    x = axis("x", axis_title, domain=[least - space, most + space], padding=0)
+    axes = {"x": x, "y": y, "color": {"field": "colour", "type": "nominal", "scale": None}}
+    height = ROW_HEIGHT if len(found) <= MOST_HIGH_ROWS else LOW_ROW_HEIGHT
+    return Chart(title, drawn, layers, axes, height=height * max(len(found), 2))
+
+
+def _row(place: int, found: Finding, short: str, least: float, most: float) -> Row:
+    change = found.change
+    low, high = change.ends
+    return {
+        "x": min(max(change.mean, least), most),
+        "y": place,
+        "low": max(low, least),
+        "high": min(high, most),
+        "beyond_low": low < least,
+        "beyond_high": high > most,
+        "outside": not least <= change.mean <= most,
+        "hollow": not change.significant,
+        "colour": COLOUR_OF.get(change.verdict, UNCLEAR),
+        "label": _label(found, short, least),
+        "end": f"{_end(change, high, change.mean > most)} \u25ba" if high > most else "",
+        "text": in_words(found),
+    }
+
+
+def _arrow(side: str, end: str) -> Spec:
+    """Where an interval goes on beyond the edge."""
+    mark = {"type": "point", "filled": True, "shape": f"triangle-{side}"}
+    return {"mark": mark, "transform": [{"filter": f"datum.beyond_{end}"}], "encoding": {"x": {"field": end}}}
 
 
 def _label(row: Finding, short: str, least: float) -> str:
@@ -90,9 +101,8 @@ def _label(row: Finding, short: str, least: float) -> str:
         name = short
     if len(name) > LABEL_LENGTH:
         name = f"{name[: LABEL_LENGTH - tail - 1]}…{name[-tail:]}"
-    end = f"\u25c0 {_end(found, found.ends[0], found.mean < least)} " if found.ends[0] < least else ""
-    note = "" if found.significant else f" <span style='color:{UNCLEAR}'>{found.verdict}</span>"
-    return f"{end}{escape(name)}{note}"
+    end = f"\u25c4 {_end(found, found.ends[0], found.mean < least)} " if found.ends[0] < least else ""
+    return f"{end}{name}{'' if found.significant else f' ({found.verdict})'}"
 
 
 def _end(found: PairedDifference, end: float, is_all: bool) -> str:
@@ -112,47 +122,31 @@ def axis_range(rows: Sequence[Finding]) -> tuple[float, float]:
     return max(min([0.0, *ends]), -most), min(max([0.0, *ends]), most)
 
 
-def difference_curves(result: Result) -> go.Figure:
+def difference_curves(result: Result) -> Chart:
     """The differences over training, each with its simultaneous interval as a band."""
-    styles, first = curve_styles(result), foremost_curves(result)
-    traces = []
+    found, first = list[Row](), foremost_curves(result)
     for curve in result.difference_curves:
-        points = [i for i, mean in enumerate(curve.mean) if math.isfinite(mean)]
-        tested = [i for i in points if math.isfinite(curve.low[i])]
-        if tested:
-            traces.append(band(curve.name, styles[curve.name], curve, tested))
-        shown = [fmt.with_interval(curve.mean[i], curve.low[i], curve.high[i], is_difference=True) for i in points]
-        line = mean_line(curve.name, styles[curve.name], curve, points, "%{customdata} at %{x:.3s}")
-        traces.append(line.update(customdata=shown))
-    figure = new_chart(traces, "Difference over training", "tokens", change_axis(result), height=430)
-    figure.update_xaxes(exponentformat="SI", nticks=7)
+        columns = {"x": curve.tokens, "y": curve.mean, "low": curve.low, "high": curve.high}
+        found += rows(columns, arm=curve.name)
+    for row in found:
+        row["text"] = fmt.with_interval(row["y"], row.get("low", math.nan), row.get("high", math.nan), True)
     # Covers lines and bands of the curves visible at first, and the lines of the others.
     bounds = [(curve.tokens, curve.mean) for curve in result.difference_curves]
     bounds += [(c.tokens, end) for c in result.difference_curves if c.name in first for end in (c.low, c.high)]
-    late = late_range(bounds)
-    figure.update_yaxes(ZERO, range=late)
-    figure.layout.meta = {"choices": {"Show": {**LATE, "without the first fifth": {"yaxis.range": late}}}}
-    return figure
+    y = axis("y", change_axis(result)) | {"scale": late_range(bounds)}
+    axes = {"x": axis("x", "tokens", "~s", padding=0), "y": y}
+    layers, tip = [*rule("y", [0]), *CURVE], "datum.text + ' at ' + format(datum.x, '.3s') + ' tokens'"
+    title, styles = "Difference over training", curve_styles(result)
+    return Chart(title, found, layers, axes, tip, styles, {"Show": LATE}, height=350)
 
 
-def interactions(result: Result) -> go.Figure:
-    """A panel for each of the shown interactions, with a line for each level of the second axis."""
+def interactions(result: Result) -> list[Chart]:
+    """A chart for each of the shown interactions, with a line for each level of the second axis."""
     shown = shown_interactions(result)
-    columns = min(2, len(shown))
-    rows = math.ceil(len(shown) / 2)
-    titles = [escape(term_name(found.axes)) for found in shown]
-    gaps = {"vertical_spacing": 0.36 / max(rows, 2), "horizontal_spacing": 0.06}
-    figure = make_subplots(rows, columns, shared_yaxes="all", subplot_titles=titles, **gaps)
-    for i, found in enumerate(shown):
-        place = {"row": i // columns + 1, "col": i % columns + 1}
-        figure.add_traces(_interaction(found), rows=place["row"], cols=place["col"])
-        figure.update_xaxes(AXIS, range=[-0.25, len(found.levels[0]) - 0.1], showgrid=False, **place)
-        figure.update_yaxes(AXIS, title={"text": result.unit} if i % columns == 0 else None, **place)
-    means = [mean for found in shown for row in found.means for mean in row]
+    means = [mean for found in shown for row in found.means for mean in row] or [0.0, 1.0]
     space = 0.15 * (max(means) - min(means)) or 0.1
-    figure.update_yaxes(range=[min(means) - space, max(means) + space])
-    figure.update_annotations(font={"size": 13})
-    return dress(figure, "Interactions: mean loss at each combination", 70 + 200 * rows).update_layout(margin_t=76)
+    y = axis("y", axis_of(result, result.metric), domain=[min(means) - space, max(means) + space], padding=0)
+    return [_interaction(found, y) for found in shown]
 
 
 def shown_interactions(result: Result) -> list[Interaction]:
@@ -161,22 +155,22 @@ def shown_interactions(result: Result) -> list[Interaction]:
     return [found for found in result.interactions if found in largest]
 
 
-def _interaction(found: Interaction) -> list[go.Scatter]:
+def _interaction(found: Interaction, y: Spec) -> Chart:
     """A line for each level of the second axis over those of the first, labelled at its end."""
+    levels, names = found.levels
     ends = found.means[-1]
     highest = max(range(len(ends)), key=lambda j: (ends[j], j))
-    styles = cycle_styles(found.levels[1])
-    return [
-        go.Scatter(
-            x=[escape(level) for level in found.levels[0]],
-            y=list(means),
-            text=[*[""] * (len(means) - 1), escape(level)],
-            mode="lines+markers+text",
-            textposition="top right" if j == highest else "bottom right",
-            cliponaxis=False,
-            line={"color": styles[level].colour, "dash": styles[level].dash, "width": 2},
-            marker={"symbol": styles[level].symbol, "size": 8},
-            hovertemplate=f"%{{x}}, {escape(level)}: %{{y:.4f}}<extra></extra>",
-        )
-        for j, (level, means) in enumerate(zip(found.levels[1], zip(*found.means, strict=True), strict=True))
-    ]
+    drawn = list[Row]()
+    for j, (name, means) in enumerate(zip(names, zip(*found.means, strict=True), strict=True)):
+        texts = [f"{level}, {name}: {mean:.4f}" for level, mean in zip(levels, means, strict=True)]
+        drawn += rows({"x": range(len(levels)), "y": means, "text": texts}, arm=name)
+        drawn[-1] |= {"label": name, "lift": -4 if j == highest else 14}
+    label: Spec = {
+        "mark": {"type": "text", "style": "label", "dx": 6, "dy": {"expr": "datum.lift"}},
+        "transform": [{"filter": "isValid(datum.label)"}],
+        "encoding": {"text": {"field": "label"}, "color": None},
+    }
+    x = axis("x", None, ticks=dict(enumerate(levels)), domain=[-0.3, len(levels) - 0.3], padding=0)
+    title, axes = f"Interaction of {fmt.conjoin(found.axes)}", {"x": x, "y": y}
+    styles = cycle_styles(names)
+    return Chart(title, drawn, [LINE, POINTS, label], axes, styles=styles, height=220, is_labelled=True)

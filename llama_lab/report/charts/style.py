@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import pandas as pd
 
 from llama_lab.analysis.result import Result
+from llama_lab.util.chart import COLOURS
 
-# Okabe and Ito's colours, which colour-blind readers can distinguish, without yellow, which is invisible on white.
-COLOURS = ("#000000", "#E69F00", "#56B4E9", "#009E73", "#0072B2", "#D55E00", "#CC79A7")
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
-BETTER, WORSE, UNCLEAR, INK, GRID = "#0072B2", "#D55E00", "#767676", "#222222", "#E4E4E4"
+DASHES = ((1, 0), (6, 4), (2, 3), (6, 3, 2, 3), (10, 4), (10, 3, 2, 3))
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross")
+BETTER, WORSE, UNCLEAR = "#0072B2", "#D55E00", "#767676"
 COLOUR_OF = {"lower": BETTER, "higher": WORSE}  # by verdict
 MOST_LINES = 6  # that a chart opens with
 MOST_BANDS = 4
@@ -22,7 +22,7 @@ class Style:
     """The style of an arm, the same in every chart."""
 
     colour: str
-    dash: str
+    dash: tuple[int, ...]  # pixels drawn, left out, drawn...
     symbol: str
 
 
@@ -45,8 +45,8 @@ def option_styles(result: Result) -> dict[str, Style]:
 
 def cycle_styles(names: Sequence[str]) -> dict[str, Style]:
     """A style for each name."""
-    cycles = (COLOURS, DASHES, SYMBOLS)
-    return {name: Style(*(cycle[i % len(cycle)] for cycle in cycles)) for i, name in enumerate(names)}
+    looks = zip(names, cycle(COLOURS), cycle(DASHES), cycle(SYMBOLS), strict=False)
+    return {name: Style(colour, dash, symbol) for name, colour, dash, symbol in looks}
 
 
 def foremost(result: Result) -> set[str]:

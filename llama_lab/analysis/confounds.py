@@ -25,7 +25,8 @@ from .sentences import (
     sentence,
     values_in,
 )
-from .settings import RATE, SEEDS, TOKENS, unequal_settings
+from .settings import RATE, SEEDS, TOKENS
+from .unequal_settings import unequal_settings
 
 OPTIMIZER = "optim"
 MOST_RESIDUAL = 0.005  # of matching, as a fraction

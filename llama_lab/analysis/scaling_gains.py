@@ -10,9 +10,10 @@ from llama_lab.runs.record import finished
 from llama_lab.runs.study import Arm
 from llama_lab.util.formatting import TIMES, known, number, short
 
+from .power import LEVEL
 from .result import ArmResult, Metric
 from .scaling_law import HOLDS, Floats, Gains, Point, Scaled, Scaling, logs, scale
-from .statistics import LEVEL, Estimate
+from .statistics import Estimate
 
 BUDGET = "tokens_per_parameter"
 

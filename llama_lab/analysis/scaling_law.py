@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .statistics import LEVEL, Estimate
+from .power import LEVEL
+from .statistics import Estimate
 
 SIZES, BUDGETS = 4, 3  # fewer say nothing about a law of five coefficients
 COEFFICIENTS = 5

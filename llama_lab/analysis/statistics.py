@@ -17,8 +17,8 @@ from scipy.special import chdtr, ndtr
 
 from llama_lab.util.formatting import with_interval
 
-LEVEL = 0.05
-POWER = 0.8
+from .power import LEVEL, POWER, power_of
+
 MOST_SEEDS = 10_000
 ROUNDING = 1e-13  # error of a difference, relative to its operands
 TINY = 1e-300
@@ -269,30 +269,13 @@ def seeds_needed(tested: PairedDifference, family: int) -> SeedRange:
     def seeds_for(effect: float) -> int | None:
         def enough(n: int) -> bool:
             shift, df = effect / tested.error * math.sqrt(n / tested.n), tested.df * (n - 1) / (tested.n - 1)
-            return _power(shift, df, LEVEL / family) >= POWER
+            return power_of(shift, df, LEVEL / family) >= POWER
 
         index = bisect_left(more, True, key=enough)  # power grows with n; a root finder may not converge
         return more[index] if index < len(more) else None
 
     reach = tested.error * float(stats.t.ppf(0.9, tested.df))
     return seeds_for(abs(tested.mean)), seeds_for(max(0.0, abs(tested.mean) - reach))
-
-
-def smallest_difference(arms: int, seeds: int, comparisons: int) -> float:
-    """The difference that a study of equally noisy arms detects with 80% power, in standard deviations of a run.
-
-    For one of so many comparisons, by a t-test with a comparison's own degrees of freedom and up to as many again: that
-    is what the others are worth in simulated studies (docs/statistics.md). Needs two arms and seeds.
-    """
-    df = (seeds - 1) * (2 - 1 / (arms - 1))
-    needed = stats.t.isf(LEVEL / 2 / comparisons, df)
-    reach = brentq(lambda shift: _power(shift, df, LEVEL / comparisons) - POWER, needed / 2, 4 * needed)
-    return float(reach * math.sqrt(2 / seeds))
-
-
-def _power(shift: float, df: float, level: float) -> float:
-    """Of a two-sided t-test, of an effect of so many standard errors; the other tail is negligible."""
-    return float(stats.nct.sf(stats.t.isf(level / 2, df), df, shift))
 
 
 def factorial_effects(

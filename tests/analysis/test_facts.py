@@ -10,7 +10,8 @@ import pytest
 from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.confounds import warnings
 from llama_lab.analysis.environments import TITLES
-from llama_lab.analysis.settings import FREE, TOKENS, different_settings, unequal_settings
+from llama_lab.analysis.settings import FREE, TOKENS, different_settings
+from llama_lab.analysis.unequal_settings import unequal_settings
 from llama_lab.config import CONF_DIR
 from llama_lab.config.schema import belongs, groups, keys_of, option_file, options
 from llama_lab.runs.stored import COLUMNS, OF_THE_RUN, SIZES, Environment, RunMetadata, layer_metrics

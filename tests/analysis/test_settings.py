@@ -12,7 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.result import LearningRates, Result
-from llama_lab.analysis.settings import GROUPS, planned_settings, unequal_settings
+from llama_lab.analysis.settings import GROUPS, planned_settings
+from llama_lab.analysis.unequal_settings import unequal_settings
 from llama_lab.config.schema import flatten
 from llama_lab.runs.folder import resolved
 from llama_lab.runs.record import Record

@@ -10,6 +10,7 @@ import statsmodels.formula.api as smf
 from pyDOE3 import fracfact
 from scipy import stats
 
+from llama_lab.analysis.power import smallest_difference
 from llama_lab.analysis.statistics import (
     Effect,
     Estimate,
@@ -23,7 +24,6 @@ from llama_lab.analysis.statistics import (
     pareto_front,
     rank_intervals,
     seeds_needed,
-    smallest_difference,
 )
 
 STUDIES = 500

@@ -155,7 +155,7 @@ def power(plan: Plan) -> list[str]:
         return ["one seed: nothing will be tested; study.seeds=[1,2,3] or more are"]
     if plan.study.is_factorial or len(plan.arms) == 1:
         return []
-    from llama_lab.analysis.statistics import smallest_difference  # SciPy takes a second
+    from llama_lab.analysis.power import smallest_difference  # SciPy takes a second
 
     comparisons = len(plan.study.family) + len(plan.study.ends)
     smallest = smallest_difference(len(plan.arms), seeds, comparisons)

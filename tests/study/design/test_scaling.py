@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from llama_lab.analysis.statistics import smallest_difference
+from llama_lab.analysis.power import smallest_difference
 from llama_lab.runs.study import Study
 from llama_lab.study.design import Scaling
 from llama_lab.study.design import memory_fit as memory

@@ -1,0 +1,26 @@
+"""The power of a study's tests."""
+
+import math
+
+from scipy import stats
+from scipy.optimize import brentq
+
+LEVEL = 0.05
+POWER = 0.8
+
+
+def smallest_difference(arms: int, seeds: int, comparisons: int) -> float:
+    """The difference that a study of equally noisy arms detects with 80% power, in standard deviations of a run.
+
+    For one of so many comparisons, by a t-test with a comparison's own degrees of freedom and up to as many again: that
+    is what the others are worth in simulated studies (docs/statistics.md). Needs two arms and seeds.
+    """
+    df = (seeds - 1) * (2 - 1 / (arms - 1))
+    needed = stats.t.isf(LEVEL / 2 / comparisons, df)
+    reach = brentq(lambda shift: power_of(shift, df, LEVEL / comparisons) - POWER, needed / 2, 4 * needed)
+    return float(reach * math.sqrt(2 / seeds))
+
+
+def power_of(shift: float, df: float, level: float) -> float:
+    """The power of a two-sided t-test for an effect of so many standard errors; the other tail is negligible."""
+    return float(stats.nct.sf(stats.t.isf(level / 2, df), df, shift))

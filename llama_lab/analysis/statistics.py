@@ -95,7 +95,7 @@ class PairedDifference(Estimate):
 
     def with_test(self, test: "PairedDifference", unit: float = 1.0) -> Self:
         """This difference with the interval and p of a test whose values are in such units."""
-        low, high, error = (unit * value for value in (test.low, test.high, test.error))
+        low, high, error = (float(unit * value) for value in (test.low, test.high, test.error))
         return replace(self, low=low, high=high, p=test.p, error=error, df=test.df)
 
 

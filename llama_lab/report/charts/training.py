@@ -133,7 +133,8 @@ def positions(result: Result) -> Chart:
         for arm in result.lengths:
             if length in arm.by_position:
                 columns = dict(zip("xy", arm.by_position[length], strict=True))
-                found += rows(columns, arm=arm.arm, view=[f"{length:,} tokens"])
+                drawn = rows(columns, arm=arm.arm, view=[f"{length:,} tokens"])
+                found += [row for row in drawn if row["x"] > 0]  # the axis is logarithmic
     x = octaves("x", "position in the context", (row["x"] for row in found), fmt.number)
     axes = {"x": x, "y": axis("y", axis_of(result, "val/loss"))}
     layers = [LINE, MARKS, *_trained({arm.trained for arm in result.lengths})]

@@ -54,9 +54,8 @@ def test_rates_are_tuned_at_one_budget_of_a_size_and_few_points_are_not_fitted(
     assert "No power law is fitted: relu has 4 points of 2 sizes and 2 budgets, where a law needs 4 by 3." in " ".join(
         ran.out.split()
     )
-    assert not [
-        w for w in analyse(study, folder).warnings if "okens differ" in w or "embeddings differ" in w or "judged" in w
-    ]
+    kinds = ("Training tokens differ", "Parameters without", "Runs are judged")
+    assert not [w for w in analyse(study, folder).warnings if w.startswith(kinds)]
     assert "One learning rate" not in ran.out
 
 

@@ -143,7 +143,7 @@ def test_the_notebook_runs_in_a_fresh_kernel_and_ends_with_the_report(
     notebook = executed(nbformat.read(NOTEBOOK, as_version=4), tmp_path, environment)
     (shown,) = notebook.cells[-1].outputs
     assert shown.data["text/html"].startswith("<iframe srcdoc=")
-    assert "norm=rmsnorm" in shown.data["text/plain"]
+    assert "norm=layernorm" in shown.data["text/plain"]
 
 
 def test_the_notebook_is_committed_with_its_outputs_which_are_small() -> None:

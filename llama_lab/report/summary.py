@@ -26,7 +26,7 @@ from llama_lab.util.display import break_name, plain_table
 from llama_lab.util.formatting import number, short, three_digits
 
 from .guide import grid, guide
-from .tables import conditions, plus_minus, tables
+from .tables import conditions, effects_table, plus_minus
 
 MANY = 20  # arms
 SCREENS = 44  # lines on the terminal of more arms: two screens of 24, with what is said before and after
@@ -89,7 +89,7 @@ def print_all(result: Result, console: Console) -> None:
     console.print(f"\n{result.verdict}")
     _print_list("Not controlled", result.warnings, console)
     console.print(f"\n{conditions(result)}")
-    if effects := tables(result).get("effects"):
+    if (effects := effects_table(result)).rows:
         found = plain_table("", effects.head[:1], effects.head[1:])
         for row in effects.rows:
             found.add_row(*row)

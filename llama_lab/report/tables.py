@@ -91,7 +91,7 @@ def tables(result: Result) -> dict[str, Table]:
     found = {
         "scaling": _scaling(result),
         "laws": _laws(result),
-        "effects": _effects(result),
+        "effects": effects_table(result),
         "interactions": _interactions(result),
         "arms": _arms(result),
         "rankings": _rankings(result),
@@ -346,7 +346,8 @@ def _caches(arms: Sequence[Inference]) -> Table:
     return _table(caption, found, columns, ["Elements"])
 
 
-def _effects(result: Result) -> Table:
+def effects_table(result: Result) -> Table:
+    """The main effects and interactions of a factorial; empty for other designs."""
     columns: Columns = {
         "Change of loss": lambda effect: effect.change,
         "p": lambda effect: fmt.bare_p(effect.change.p),

@@ -17,9 +17,18 @@ def build_module(run: Run, model: Decoder, bytes_per_token: float) -> LanguageMo
     cfg = run.cfg
     recompute(model, cfg.train.recompute)
     optimizer, schedule, train = build(cfg.optim, "optim"), build(cfg.schedule, "schedule"), cfg.train
-    settings = {"grad_clip": train.grad_clip, "z_loss": train.z_loss, "seed": cfg.seed, "ema": train.ema}
-    settings["with_accuracy"] = is_probe(cfg)
-    module = LanguageModel(model, optimizer, schedule, run.steps, bytes_per_token, **settings)
+    module = LanguageModel(
+        model,
+        optimizer,
+        schedule,
+        run.steps,
+        bytes_per_token,
+        grad_clip=train.grad_clip,
+        z_loss=train.z_loss,
+        seed=cfg.seed,
+        with_accuracy=is_probe(cfg),
+        ema=train.ema,
+    )
     made = module.configure_optimizers()  # so that a bad setting is refused before anything is written
     if run.hardware.sharded and isinstance(made["optimizer"], Adafactor):
         raise ConfigError(

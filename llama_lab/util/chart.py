@@ -72,8 +72,8 @@ def axis(field: str, title: str | None, form: str = "", ticks: Mapping[float, st
     """
     settings: Spec = {"format": form} if form else {}
     if ticks:
-        values, texts = json.dumps([*map(rounded, ticks)]), json.dumps([*ticks.values()])
-        settings = {"values": json.loads(values), "labelExpr": f"{texts}[indexof({values}, datum.value)]"}
+        values, texts = [*map(rounded, ticks)], json.dumps([*ticks.values()])
+        settings = {"values": values, "labelExpr": f"{texts}[indexof({json.dumps(values)}, datum.value)]"}
     scale = {"nice": False, "padding": 10} | ({} if scale.get("type") == "log" else {"zero": False}) | scale
     return {"field": field, "type": "quantitative", "title": title, "scale": scale, "axis": settings}
 

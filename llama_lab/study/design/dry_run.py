@@ -31,11 +31,9 @@ DAY = 86400.0  # seconds
 
 @dataclass(frozen=True)
 class TrainingSpeed:
-    """FLOP/s of training on one device, and where they are from. devices: of a run.
+    """FLOP/s of training on one device, and where they are from.
 
-    priced: whether to print device-hours.
-
-    flops: None if unknown; `source` says why.
+    flops: None if unknown; `source` says why. devices: of a run. priced: whether to print device-hours.
     """
 
     flops: float | None

@@ -12,6 +12,7 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 from rich.console import Console
 
+from llama_lab.config.grammar import to_override
 from llama_lab.report.summary import write_csv
 from llama_lab.runs.folder import write_yaml
 from llama_lab.util.display import plain_table
@@ -96,7 +97,8 @@ class Results:
 
     def command(self, trial: FrozenTrial) -> str:
         """The command line that trains a trial's run alone."""
-        return shlex.join(["python", sys.argv[0], *self.words, *self._overrides(trial)])
+        arm = Path(trial.user_attrs[FOLDER]).parent.name  # without it, the name would begin with another key
+        return shlex.join(["python", sys.argv[0], *self.words, f"arm={to_override(arm)}", *self._overrides(trial)])
 
     def _overrides(self, trial: FrozenTrial) -> list[str]:
         return [one.override(trial.params[one.key]) for one in self.space]

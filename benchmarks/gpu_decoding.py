@@ -33,7 +33,7 @@ def measure_decoding(
     yield from cache_memory(model, context, device)
     buffer = torch.ones(buffer_bytes // 4, device=device)
     read = weight_bytes(model) + cache_bytes(model, context - new_tokens, new_tokens)
-    for compiled in modes:  # not both in turn: eager decoding packs weights, and a CUDA graph would be recorded again
+    for compiled in modes:  # not both in turn: eager decoding fuses weights, and a CUDA graph would be recorded again
         how = "compiled" if compiled else "eager"
         work = decoding(model, 1, context, new_tokens, compiled)
         timings = time_in_turn({"decode": work, "read": buffer.sum}, rounds)

@@ -16,7 +16,7 @@ from llama_lab.config.components import build
 from llama_lab.devices.performance import peak_memory_bytes, reset_peak_memory
 from llama_lab.evaluation.speed import time_in_turn
 from llama_lab.model.attention import reference_attention
-from llama_lab.model.attention_context import CAUSAL, AttentionContext, Mask
+from llama_lab.model.attention_context import CAUSAL, AttentionContext, MaskRule
 from llama_lab.model.encoding import Position
 from llama_lab.model.position import Alibi, Relative
 from llama_lab.training.module import LanguageModel
@@ -40,15 +40,15 @@ FUSED = {
 
 @dataclass(frozen=True)
 class Variant:
-    """Attention that is more than causal. mask: which keys are seen; softcap: of scores; position: its bias."""
+    """Attention that is more than causal. mask_rule: which keys are seen; softcap: of scores; position: its bias."""
 
     position: Position
-    mask: Mask = CAUSAL
+    mask_rule: MaskRule = CAUSAL
     softcap: float | None = None
 
     def masked(self, length: int, device: torch.device) -> Callable[..., Tensor]:
         """What `GroupedQueryAttention` does: the fused kernel with a mask, or the reference if scores are capped."""
-        mask = AttentionContext(self.position, torch.arange(length, device=device)).mask(self.mask)
+        mask = AttentionContext(self.position, torch.arange(length, device=device)).mask(self.mask_rule)
         if self.softcap is None:
             return partial(with_mask, mask)
         return partial(reference_attention, mask=mask, softcap=self.softcap)
@@ -57,7 +57,7 @@ class Variant:
         """The same through flex_attention, which skips blocks of keys that no query sees."""
 
         def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-            return self.mask.sees(query, key)
+            return self.mask_rule.sees(query, key)
 
         blocks = create_block_mask(visible, None, None, length, length, device=str(device))
         attend: Any = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
@@ -99,7 +99,7 @@ def variants(n_heads: int, window: int, device: torch.device) -> dict[str, Varia
     relative = Relative(n_heads)
     nn.init.normal_(relative.table.weight)  # until a model initialises it, a table holds what memory holds
     return {
-        f"window of {window}": Variant(Position(), Mask(window=window)),
+        f"window of {window}": Variant(Position(), MaskRule(window=window)),
         "ALiBi": Variant(Alibi(n_heads)),
         "relative bias": Variant(relative.to(device).requires_grad_(False)),
         "soft-cap": Variant(Position(), softcap=50.0),
@@ -130,7 +130,7 @@ def measure_attention(
         error = float((ways["flex"](*heads) - ways["masked"](*heads)).detach().abs().max())
         yield Finding(f"{name}: largest difference of flex from our masked path", error, goal=0.02, at_most=True)
         timings = time_in_turn({way: partial(pass_of, partial(f, *heads), heads) for way, f in ways.items()}, rounds)
-        share = variant.mask.mean_keys(length) / CAUSAL.mean_keys(length)
+        share = variant.mask_rule.mean_keys(length) / CAUSAL.mean_keys(length)
         for way, goal in (("flex", 70), ("masked", None)):
             rate = 100 * share * timings["causal"].median / timings[way].median
             yield Finding(f"{name}: {way}, of the causal fused rate", rate, "%", goal)

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .attention_context import CAUSAL, AttentionContext, Mask
+from .attention_context import CAUSAL, AttentionContext, MaskRule
 from .attention_options import VALUES, Sinks, ValueResidual, check_qk_norm, norm_of_heads
 from .encoding import Position, Relation, has_relation, rotate
 from .init import ResidualOutput, check_positive
@@ -68,7 +68,7 @@ class SoftmaxAttention(Mixer):
         kernel: str,
         scale: float | None,
         temperature: Temperature | None,
-        mask: Mask = CAUSAL,
+        mask_rule: MaskRule = CAUSAL,
         softcap: float | None = None,
     ) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class SoftmaxAttention(Mixer):
             raise ValueError("attention.kernel=sdpa: it cannot cap scores; choose auto, or attention.softcap=null")
         if scale is not None:
             check_positive("attention.scale", scale)
-        self.mask, self.scale, self.temperature, self.softcap = mask, scale, temperature, softcap
+        self.mask_rule, self.scale, self.temperature, self.softcap = mask_rule, scale, temperature, softcap
         self.wants_fused = kernel == "sdpa"
         self.kernel = ("sdpa" if softcap is None else "reference") if kernel == "auto" else kernel
         self.sinks: Sinks | None = None
@@ -88,7 +88,7 @@ class SoftmaxAttention(Mixer):
 
     def flops_per_token(self, seq_len: int) -> float:
         """Forward FLOPs per token, averaged over a sequence of `seq_len` tokens, counting visible keys only."""
-        return self._flops(self.mask.mean_keys(seq_len))
+        return self._flops(self.mask_rule.mean_keys(seq_len))
 
     def flops_per_token_dense(self, seq_len: int) -> float:
         """The same with all `seq_len` keys counted for every query."""
@@ -105,8 +105,8 @@ class SoftmaxAttention(Mixer):
     ) -> Tensor:
         """Attention output `(B, H, Tq, Dv)`. Builds a mask only where one is needed: kernels are faster without."""
         is_fused = self.kernel == "sdpa"
-        needs_mask = not is_fused or self.sinks is not None or context.needs_mask(self.mask, lookup)
-        mask = context.mask(self.mask, lookup, query.dtype if is_fused else torch.float32) if needs_mask else None
+        needs_mask = not is_fused or self.sinks is not None or context.needs_mask(self.mask_rule, lookup)
+        mask = context.mask(self.mask_rule, lookup, query.dtype if is_fused else torch.float32) if needs_mask else None
         if self.sinks is not None:
             key, value, mask = self.sinks(key, value, mask)
         if not is_fused:
@@ -146,7 +146,7 @@ def must_repeat_heads(query: Tensor, masked: bool) -> bool:
 class GroupedQueryAttention(SoftmaxAttention):
     """Attention in which n_heads / n_kv_heads query heads share a key and value head (Ainslie et al. 2023, sec. 2.2).
 
-    window, chunk, prefix: which keys a query sees beside the rule that they precede it, see `Mask`; None: any.
+    window, chunk, prefix: which keys a query sees beside the rule that they precede it, see `MaskRule`; None: any.
     scale: multiplies the scores (muP, Yang et al. 2022, definition 4.1: 1 / head_dim); None: 1 / sqrt(head_dim).
     temperature: factors of the queries by position; see `temperature.py`.
     clip_qkv: bound the projected queries, keys and values to ±clip_qkv (MPT, DBRX, OLMo).
@@ -196,8 +196,8 @@ class GroupedQueryAttention(SoftmaxAttention):
         layer: int = 0,
         n_layers: int = 1,
     ) -> None:
-        mask = Mask(window, chunk, prefix)
-        super().__init__(2 * n_heads * head_dim, kernel, scale, temperature, mask, softcap)
+        rule = MaskRule(window, chunk, prefix)
+        super().__init__(2 * n_heads * head_dim, kernel, scale, temperature, rule, softcap)
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self.check_heads()
         for name, value, least in (("window", window, 1), ("chunk", chunk, 1), ("prefix", prefix, 2)):
@@ -215,7 +215,7 @@ class GroupedQueryAttention(SoftmaxAttention):
             raise ValueError(
                 f"attention.value_residual={value_residual}: the only layer is the first; set it to null, or add layers"
             )
-        self.max_state_tokens, self.prefix, self.clip_qkv = mask.reach, prefix or 0, clip_qkv
+        self.max_state_tokens, self.prefix, self.clip_qkv = rule.reach, prefix or 0, clip_qkv
         self.query = nn.Linear(dim, n_heads * head_dim, bias=query_bias)
         self.key = nn.Linear(dim, n_kv_heads * head_dim, bias=key_bias)
         self.value = nn.Linear(dim, n_kv_heads * head_dim, bias=value_bias)
@@ -287,7 +287,7 @@ class GroupedQueryAttention(SoftmaxAttention):
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> LayerCache:
         """An empty cache for `length` tokens; with a window or chunks, for at most as many tokens as these span."""
-        slots = min(length, self.mask.reach or length)
+        slots = min(length, self.mask_rule.reach or length)
         return new_layer_cache(batch_size, self.n_kv_heads, slots, self.head_dim, dtype, device)
 
     def state_bytes_per_token(self, dtype: torch.dtype) -> int:

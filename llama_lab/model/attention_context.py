@@ -10,7 +10,7 @@ from .encoding import Position, Relation
 from .state import Lookup
 
 
-class Mask(NamedTuple):
+class MaskRule(NamedTuple):
     """The rule of which keys a query sees: causal, further restricted or extended by these settings.
 
     `sees` works on whole tensors, and on single elements as a `mask_mod` of `flex_attention`.
@@ -53,7 +53,7 @@ class Mask(NamedTuple):
         return (before + ahead) / length
 
 
-CAUSAL = Mask()
+CAUSAL = MaskRule()
 
 
 def triangles(length: int, size: int) -> int:
@@ -86,7 +86,7 @@ class AttentionContext:
         self.shared: dict[str, Tensor] = {}
         self._others: dict[Position, AttentionContext] = {}
         self._lookups: dict[int, Lookup] = {}
-        self._masks: dict[tuple[Mask, torch.dtype], Tensor] = {}
+        self._masks: dict[tuple[MaskRule, torch.dtype], Tensor] = {}
 
     def of(self, position: Position) -> "AttentionContext":
         """The context for layers with this position encoding; layers with the same encoding share one."""
@@ -121,7 +121,7 @@ class AttentionContext:
         """Positions of the keys that the tokens may attend to."""
         return self.cache_positions if lookup is None else lookup.key_positions
 
-    def needs_mask(self, rule: Mask, lookup: Lookup | None) -> bool:
+    def needs_mask(self, rule: MaskRule, lookup: Lookup | None) -> bool:
         """Whether an explicit mask is needed; not if attention is plainly causal, or one new token sees all keys."""
         if self.biased or self.starts is not None:
             return True
@@ -130,7 +130,7 @@ class AttentionContext:
             return self.shortest + 1 < lookup.filled or (rule.chunk is not None and self.longest >= rule.chunk)
         return self.longest > 0 or rule.prefix is not None or (rule.reach is not None and rule.reach < n_tokens)
 
-    def mask(self, rule: Mask, lookup: Lookup | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
+    def mask(self, rule: MaskRule, lookup: Lookup | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """The additive mask: position bias, and -inf for hidden keys.
 
         `(Tq, Tk)` or `(H, Tq, Tk)` without a cache; `(B, 1, Tq, Tk)` or `(B, H, Tq, Tk)` with one, or with documents.
@@ -145,7 +145,7 @@ class AttentionContext:
             self._masks[rule, dtype] = mask
         return mask
 
-    def mask_of(self, rule: Mask, keys: Tensor) -> Tensor:
+    def mask_of(self, rule: MaskRule, keys: Tensor) -> Tensor:
         """The float32 mask for keys at the positions `keys`."""
         start = 0 if self.starts is None else self.starts[..., None]
         seen = for_heads(rule.sees(self.positions[..., None], keys[..., None, :] - start), 2)

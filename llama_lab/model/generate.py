@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .decoder import Decoder
+from .fusion import SummedProducts, fused
 from .init import parameter_generator
-from .packing import SummedProducts, packed
 from .state import DecoderState
 
 Step = list[int | None]  # the new token of each sequence, None for one that has ended
@@ -148,11 +148,11 @@ def prefill(model: Decoder, prompts: Sequence[Sequence[int]], state: DecoderStat
 
 @contextmanager
 def decoding_step(model: Decoder, state: DecoderState, compiled: bool) -> Iterator[Callable[[Tensor], Tensor]]:
-    """The compiled step, or the eager one with the model `packed`."""
+    """The compiled step, or the eager one with the model `fused`."""
     if compiled:
         yield compiled_step(model, state)
     else:
-        with packed(model):
+        with fused(model):
             yield eager_step(model, state)
 
 

@@ -18,7 +18,7 @@ from llama_lab.data.data_module import micro_batches_per_step
 from llama_lab.devices.hardware import Hardware
 from llama_lab.devices.performance import device_memory
 from llama_lab.model import Decoder
-from llama_lab.model.attention_context import Mask
+from llama_lab.model.attention_context import MaskRule
 from llama_lab.model.cost import count
 from llama_lab.model.generate import prefill
 from llama_lab.model.state import DecoderState
@@ -104,8 +104,8 @@ def check_components(cfg: DictConfig, hardware: Hardware) -> None:
     with component_errors_of(theirs), torch.random.fork_rng(devices=generators), hardware.autocast():
         model: Decoder = build_model(small, VOCAB, BORDER).to(device)
         for mixer in model.mixers:
-            if isinstance(rule := getattr(mixer, "mask", None), Mask):  # within a prefix, attention is not causal
-                mixer.mask = rule._replace(prefix=None)  # type: ignore[assignment]
+            if isinstance(rule := getattr(mixer, "mask_rule", None), MaskRule):  # a prefix is not causal
+                mixer.mask_rule = rule._replace(prefix=None)  # type: ignore[assignment]
         tokens = torch.arange(BATCH * LENGTH, device=device).view(BATCH, LENGTH) % VOCAB
         tokens = tokens[:, : cfg.model.max_seq_len]
         check_positions(model, tokens.shape[1], cfg.model.n_heads)

@@ -177,7 +177,7 @@ def score_statistics(
             part = slice(start, start + rows)
             before, starts = context.cache_positions, None if context.starts is None else context.starts[..., part]
             own = AttentionContext(context.position, before[..., part], starts=starts)
-            mask, relation, keys = own.mask_of(mixer.mask, before), own.relation(before), key
+            mask, relation, keys = own.mask_of(mixer.mask_rule, before), own.relation(before), key
             if mixer.sinks is not None:
                 keys, _, mask = mixer.sinks(key, key, mask)
             scores = attention_scores(query[:, :, part].float(), keys, mask, mixer.softcap, mixer.scale, relation)

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llama_lab.model import Decoder
+from llama_lab.model.fusion import fused
 from llama_lab.model.generate import eager_step
-from llama_lab.model.packing import packed
 from tests.composing import decoder
 
 LLAMA = ("arch=llama2", "attention=gqa", "model.n_kv_heads=2")
@@ -79,6 +79,6 @@ def test_a_layer_s_training_step_takes_no_more_calls_than_it_did() -> None:
 
 
 def test_a_layer_s_token_takes_no_more_calls_than_it_did() -> None:
-    kernels, allocations = per_layer(decoding, packed)
+    kernels, allocations = per_layer(decoding, fused)
     assert kernels <= 31
     assert allocations <= 22

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from llama_lab.config.components import build_model
 from llama_lab.model import Decoder, measure_cost
-from llama_lab.model.attention_context import AttentionContext, Mask
+from llama_lab.model.attention_context import AttentionContext, MaskRule
 from llama_lab.model.generate import _static_step, prefill
 from llama_lab.model.mixer import Mixer
 from llama_lab.model.state import State
@@ -22,7 +22,7 @@ from tests.model.cases import LENGTH, in_pieces
 POSITIONS = ["none", "learned", "sinusoidal", "rope", "alibi", "relative"]
 KERNELS = ["sdpa", "reference"]
 NO_KERNEL = ("shaw", "sdpa")
-CHUNK, WINDOW, PREFIX = Mask(chunk=5), Mask(window=5), Mask(prefix=7)
+CHUNK, WINDOW, PREFIX = MaskRule(chunk=5), MaskRule(window=5), MaskRule(prefix=7)
 DOCUMENTS = ["data.document_mask=true"]
 STARTS = (0, 3, 14)  # of the documents in `packed`
 
@@ -39,13 +39,13 @@ def documents(tokens: Tensor) -> list[Tensor]:
 
 
 def model_of(
-    position: str, rule: Mask, kernel: str = "sdpa", document_start_id: int | None = None, layers: int = 2
+    position: str, rule: MaskRule, kernel: str = "sdpa", document_start_id: int | None = None, layers: int = 2
 ) -> Decoder:
     """A lively model in float64 whose layers have this rule; it is built once, since that takes longest."""
     model = deepcopy(lively("arch=llama3", f"position={position}")).double()
     model.blocks, model.document_start_id = model.blocks[:layers], document_start_id
     for mixer in model.mixers:
-        mixer.mask, mixer.kernel = rule, kernel
+        mixer.mask_rule, mixer.kernel = rule, kernel
     return model
 
 
@@ -66,7 +66,7 @@ def influence(model: Decoder, tokens: Tensor, readers: slice) -> list[bool]:
 def test_a_query_sees_what_all_settings_let_it_see(
     length: int, window: int | None, chunk: int | None, prefix: int | None
 ) -> None:
-    rule, cache_positions = Mask(window, chunk, prefix), torch.arange(length)
+    rule, cache_positions = MaskRule(window, chunk, prefix), torch.arange(length)
     seen = [
         [
             (k <= q or k < (prefix or 0))
@@ -92,8 +92,8 @@ def test_with_one_layer_a_token_is_influenced_by_what_it_sees_alone(position: st
         (CHUNK, 17, range(15, 18)),
         (PREFIX, 17, range(18)),
         (PREFIX, 2, range(7)),
-        (Mask(window=4, prefix=7), 5, range(2, 7)),
-        (Mask(chunk=5, prefix=7), 2, range(5)),
+        (MaskRule(window=4, prefix=7), 5, range(2, 7)),
+        (MaskRule(chunk=5, prefix=7), 2, range(5)),
     ):
         model = model_of(position, rule, kernel, layers=1)
         assert influence(model, packed(), slice(reader, reader + 1)) == [k in seen for k in range(LENGTH)]
@@ -103,7 +103,7 @@ def test_with_one_layer_a_token_is_influenced_by_what_it_sees_alone(position: st
 @pytest.mark.parametrize("position", POSITIONS)
 @torch.no_grad()
 def test_a_packed_document_gives_what_it_gives_alone(position: str, kernel: str) -> None:
-    for rule in (Mask(), WINDOW, CHUNK):
+    for rule in (MaskRule(), WINDOW, CHUNK):
         alone = model_of(position, rule, kernel)
         apart = torch.cat([alone(document) for document in documents(packed())], 1)
         together = model_of(position, rule, kernel, END_OF_TEXT)(packed())
@@ -112,14 +112,14 @@ def test_a_packed_document_gives_what_it_gives_alone(position: str, kernel: str)
 
 
 DECODED = [
-    *((position, rule, END_OF_TEXT) for position in POSITIONS for rule in (Mask(), WINDOW, CHUNK)),
-    *(("rope", rule, None) for rule in (PREFIX, Mask(window=4, prefix=7), Mask(chunk=5, prefix=7))),
+    *((position, rule, END_OF_TEXT) for position in POSITIONS for rule in (MaskRule(), WINDOW, CHUNK)),
+    *(("rope", rule, None) for rule in (PREFIX, MaskRule(window=4, prefix=7), MaskRule(chunk=5, prefix=7))),
     ("shaw", PREFIX, None),
 ]
 
 
 @pytest.mark.parametrize(("position", "rule", "document_start_id"), DECODED, ids=str)
-def test_decoding_knows_documents_and_a_prefix(position: str, rule: Mask, document_start_id: int | None) -> None:
+def test_decoding_knows_documents_and_a_prefix(position: str, rule: MaskRule, document_start_id: int | None) -> None:
     model = model_of(position, rule, "auto" if position == "shaw" else "sdpa", document_start_id)
     for sizes in ([9, 4], [16], *([[], [2, 9, 7, 6]] if document_start_id is not None else [])):
         expected = model(packed()).detach()

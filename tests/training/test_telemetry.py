@@ -91,7 +91,7 @@ def scores_by_hand(model: Decoder, layer: int, seen: dict[str, Tensor]) -> list[
         query, key = (torch.cat((x.real, x.imag), -1) for x in turned)
     found = []
     for b, h, t in product(range(B), range(H), range(T)):
-        first = 0 if mixer.mask.window is None else max(0, t - mixer.mask.window + 1)
+        first = 0 if mixer.mask_rule.window is None else max(0, t - mixer.mask_rule.window + 1)
         keys = key[b, first : t + 1, h * key.shape[2] // H]
         if type(model.position).__name__ == "Shaw":
             vectors: Any = model.position_at(layer).keys.weight.detach().view(-1, H, Dh)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_lab.model import generate
-from llama_lab.model.packing import OF_ONE_INPUT, packed
+from llama_lab.model.fusion import OF_ONE_INPUT, fused
 from tests.composing import decoder
 
 INPUT = 16  # more than all outputs, so that weights are kept by rows
@@ -40,10 +40,10 @@ def products(module: Maps, x: Tensor) -> tuple[tuple[Tensor, ...], int]:
 
 
 @pytest.mark.parametrize("biases", [(False, False), (True, True, True), (True, False, True)])
-def test_packed_maps_are_one_product_with_the_same_values(biases: tuple[bool, ...]) -> None:
+def test_fused_maps_are_one_product_with_the_same_values(biases: tuple[bool, ...]) -> None:
     module, x = Maps(*biases), torch.randn(2, 3, INPUT)
     apart, count = products(module, x)
-    with packed(module):
+    with fused(module):
         joined, once = products(module, x)
     again, after = products(module, x)
     assert (count, once, after) == (len(biases), 1, len(biases))
@@ -54,27 +54,27 @@ def test_packed_maps_are_one_product_with_the_same_values(biases: tuple[bool, ..
 def test_parameters_keep_their_values_and_take_no_more_memory() -> None:
     module = Maps(True, True, False)
     before = copy.deepcopy(module.state_dict())
-    with packed(module):
+    with fused(module):
         pass
     torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
     first, _, last = module.linears
     whole = first.weight.untyped_storage()
     assert whole.nbytes() == 10 * INPUT * 4
     assert last.weight.untyped_storage().data_ptr() == whole.data_ptr()
-    with packed(module):
+    with fused(module):
         pass
     assert first.weight.data_ptr() == whole.data_ptr(), "copied again"
 
 
-def test_maps_that_have_been_moved_are_packed_anew() -> None:
+def test_maps_that_have_been_moved_are_fused_anew() -> None:
     module, x = Maps(True, True), torch.randn(2, 3, INPUT)
-    with packed(module):
+    with fused(module):
         pass
     first, second = module.linears
     second.weight.data = second.weight.data.clone()
     first.bias.data = 2 * first.bias.data
     apart, _ = products(module, x)
-    with packed(module):
+    with fused(module):
         joined, once = products(module, x)
     assert once == 1
     torch.testing.assert_close(joined, apart)
@@ -121,13 +121,13 @@ def test_a_users_map_and_a_hook_are_called_still() -> None:
     assert by_map == by_hook != given
 
 
-def test_packs_with_more_rows_than_columns_are_kept_by_columns_while_inside() -> None:
+def test_fused_weights_with_more_rows_than_columns_are_kept_by_columns_while_inside() -> None:
     module = Maps(True, True, inputs=4)
     first, second = module.linears
     before, x = copy.deepcopy(module.state_dict()), torch.randn(2, 4)
     apart, _ = products(module, x)
     for _ in range(2):
-        with packed(module):
+        with fused(module):
             assert first.weight.stride() == (1, 8)
             assert second.weight.untyped_storage().data_ptr() == first.weight.untyped_storage().data_ptr()
             torch.testing.assert_close(products(module, x)[0], apart)
@@ -140,7 +140,7 @@ def test_packs_with_more_rows_than_columns_are_kept_by_columns_while_inside() ->
 def test_parameters_that_are_replaced_inside_are_kept() -> None:
     module = Maps(True, inputs=4, widths=(8,))
     (only,) = module.linears
-    with packed(module):
+    with fused(module):
         only.weight.data = torch.full((8, 4), 2.0, dtype=torch.bfloat16)
     assert only.weight.dtype == torch.bfloat16
     assert (only.weight == 2).all()
@@ -150,8 +150,8 @@ def test_maps_of_other_inputs_and_those_of_a_users_class_compute_their_own() -> 
     module, x, other = Maps(True, True), torch.randn(2, INPUT), torch.randn(2, INPUT)
     gate, up = module.linears
     expected = gate(x), up(other)
-    with packed(module), torch.no_grad():
+    with fused(module), torch.no_grad():
         torch.testing.assert_close((gate(x), up(other)), expected)
     mine = type("Mine", (Maps,), {})(True, True)
-    with packed(mine):
+    with fused(mine):
         assert products(mine, x)[1] == 2

@@ -19,7 +19,7 @@ OF_ONE_INPUT = (("query", "key", "value"), ("query", "latent"), ("gate", "up"), 
 """The maps of one input in attention, feed-forwards and embedding, by name; the first that a module of ours has."""
 
 
-class Pack:
+class Fusion:
     """Fuses the linear layers `names` of a module: the first call computes the product of all, later ones its slices.
 
     Functions take the place of the layers, which remain submodules: a call of a module takes longer.
@@ -46,7 +46,7 @@ class Pack:
         def call(x: Tensor) -> Tensor:
             if number and x is self._input:
                 return self._outputs[number]
-            # A pack has no gradients, and autocast would convert it again for each token.
+            # A fusion has no gradients, and autocast would convert it again for each token.
             if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
                 self._input = None
                 return layer(x)  # type: ignore[no-any-return]
@@ -58,18 +58,18 @@ class Pack:
 
 
 @contextmanager
-def packed(model: nn.Module) -> Iterator[None]:
+def fused(model: nn.Module) -> Iterator[None]:
     """Context manager: fuse the layers of OF_ONE_INPUT in each of our modules; users' classes are left alone.
 
     Parameters become, and stay, views of the fused weight, which so takes no extra memory. On a CPU, a weight with more
     rows than columns is stored by columns inside.
     """
-    packs = [Pack(module, names) for module in model.modules() if (names := layers_of_one_input(module))]
+    fusions = [Fusion(module, names) for module in model.modules() if (names := layers_of_one_input(module))]
     try:
         yield
     finally:
-        for pack in packs:
-            pack.undo()
+        for fusion in fusions:
+            fusion.undo()
 
 
 def layers_of_one_input(module: nn.Module) -> Sequence[str]:

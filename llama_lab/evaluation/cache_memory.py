@@ -21,15 +21,18 @@ def cache_dtypes(model: Decoder) -> list[torch.dtype]:
 
 
 def cache_sizes(model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[int]) -> list[CacheSize]:
-    """Allocate the cache of each combination in each dtype, and measure its size."""
+    """The bytes of a cache of each dtype for each batch and context, measured once it holds so many tokens."""
     device, sizes = model.embedding.tokens.weight.device, []
     on_cuda = device.type == "cuda"
     for dtype, batch_size, context in itertools.product(cache_dtypes(model), batch_sizes, contexts):
         before = torch.cuda.memory_allocated(device) if on_cuda else 0
         cache = model.new_state(batch_size, context, dtype)
         allocated = torch.cuda.memory_allocated(device) - before if on_cuda else None
+        model.hidden_states(torch.zeros(batch_size, context, dtype=torch.int64, device=device), cache)
+        storages = {x.untyped_storage() for layer in cache.layers for x in layer.tensors}
         formula = batch_size * ask_mixers(model, "state_bytes", context, dtype)
-        sizes.append(CacheSize(batch_size, context, name_of(dtype), formula, cache.nbytes, allocated))
+        measured = sum(storage.nbytes() for storage in storages)
+        sizes.append(CacheSize(batch_size, context, name_of(dtype), formula, measured, allocated))
         del cache  # before the next one is allocated
     return sizes
 

@@ -29,8 +29,9 @@ class LengthLoss:
 class CacheSize:
     """Bytes of the KV caches of `batch_size` sequences of `context` tokens.
 
-    formula_bytes: by `llama_lab/model/cost.py`. measured_bytes: the sum over the cache's own tensors. allocated_bytes:
-    what CUDA's allocator gave for them, in blocks of 512 bytes; None on other devices.
+    formula_bytes: by `llama_lab/model/cost.py`. measured_bytes: of the memory behind its tensors after the
+    tokens were read. allocated_bytes: what CUDA's allocator gave for it when it was new, in blocks of 512 bytes; None
+    on other devices.
     """
 
     batch_size: int

@@ -58,6 +58,15 @@ class Stateless(Average):
     new_state = Mixer.new_state
 
 
+class Hoarder(Average):
+    """The same, which keeps all that it has read beside what it says."""
+
+    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
+        if state is not None:
+            state.tensors.append(x.clone())
+        return super().forward(x, context, state)
+
+
 class BatchLast(Average):
     """A state in another order."""
 
@@ -98,6 +107,12 @@ def test_another_mixer_is_costed_and_its_state_is_of_one_size() -> None:
     assert cache_dtypes(model) == [torch.bfloat16, torch.float32]
     for size in cache_sizes(model, [1, 3], [1, 32]):
         assert size.measured_bytes == size.formula_bytes == size.batch_size * 2 * DIM * (2, 4)[size.dtype == "float32"]
+
+
+def test_a_state_is_measured_as_it_is_after_decoding() -> None:
+    with torch.no_grad():
+        size = cache_sizes(model_with(NOWHERE, attention=Hoarder), [3], [32])[-1]
+    assert size.measured_bytes == size.formula_bytes + 2 * 3 * 32 * DIM * 4  # two layers, float32
 
 
 def test_a_mixer_without_a_state_trains_but_cannot_decode() -> None:

@@ -28,13 +28,6 @@ from .tables import Table, conditions, tables
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 BESIDE = (SUMMARY, FILE, StudySpeed.FILE, "export/")  # files that the page links if they are in its folder
-# The section that a design is about, which comes first; otherwise that of the arms.
-LEADS = {
-    "learning_rate": "Learning rate",
-    "kv_heads": "Cost",
-    "context": "Context length",
-    "extend": "Context length",
-}
 SIGNIFICANT = "Bars: 95% intervals. Filled: significant at 5% (adjusted): the interval excludes zero. Left is better."
 SIGN = re.compile(r"(?<=[^\W\d][,=+/])(?=\w)")  # within a name
 PAGE = vega.config("var(--ink)", "var(--line)", FONT, "var(--paper)") | {"legend": {"disable": True}}
@@ -179,7 +172,7 @@ def _sections(result: Result) -> list[Section]:
         section("Runs that did not finish", (), "unfinished"),
         section("How it was made", (), "settings", "environment", command=result.study.command),
     ]
-    sections.sort(key=lambda one: one.title != LEADS.get(result.study.design))
+    sections.sort(key=lambda one: one.title != result.study.lead)
     return [one for one in sections if one.text or one.charts or one.tables or one.command or one.drawings]
 
 

@@ -81,8 +81,9 @@ class Study:
     design: ladder, leave_one_out, ...; "comparison" for runs that were grouped afterwards. match: params, flops or
     none; "" if unknown. notes: caveats, as sentences. margin: the largest change of the loss that does not matter, in
     the unit in which arms are judged; None if not given. looks: reports that were written on fewer seeds. title: of the
-    report; default: see `heading`. compare: "all": all pairs of arms are tested as one family; "baseline": each arm
-    with the one that it is a step from, or else with the baseline.
+    report; default: see `heading`. lead: the title of the section that its report begins with; default: that of the
+    arms. compare: "all": all pairs of arms are tested as one family; "baseline": each arm with the one that it is a
+    step from, or else with the baseline.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Study:
     margin: float | None = None
     looks: int = 0
     title: str = ""
+    lead: str = ""
     compare: str = "baseline"
 
     @property

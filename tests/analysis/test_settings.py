@@ -26,6 +26,7 @@ from llama_lab.study.design.designs import (
     Factorial,
     KVHeads,
     Ladder,
+    LearningRate,
     LeaveOneOut,
     Recipes,
 )
@@ -98,7 +99,7 @@ DESIGNS: dict[str, Design] = {
     **{f"leave_one_out {a} {b}": LeaveOneOut(a, b) for a, b in LINES},
     "factorial": Factorial("vanilla", "llama2", ["position", "embedding", "norm"]),
     "fraction": Factorial("ctrl", "bloom", ["position", "embedding", "norm", "attention"], 0.5),
-    "learning_rate": Recipes(["vanilla", "llama2"]),
+    "learning_rate": LearningRate(["vanilla", "llama2"]),
     "recipes": Recipes(["gpt2", "bloom", "gemma2", "mistral"], [1, 2]),
     "kv_heads": KVHeads("llama2"),
     "depth": Depth("llama", ["postnorm", "prenorm"], [2, 4], [0.0, 0.1]),

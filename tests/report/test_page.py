@@ -15,14 +15,16 @@ from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.result import Comparison, Reach, Result
 from llama_lab.analysis.statistics import Estimate, PairedDifference
 from llama_lab.report.charts import costs, differences, style, training
-from llama_lab.report.page import LEADS, write_page
+from llama_lab.report.page import write_page
 from llama_lab.report.tables import conditions, tables
 from llama_lab.runs.study import Arm, Study
+from llama_lab.study.design import Context, KVHeads, Ladder, LearningRate
 from llama_lab.util import formatting as fmt
 from llama_lab.util.chart import svg
 from tests.analysis import results
 from tests.analysis.synthetic import plant_end, remove_run, run_folder, write_study
 from tests.browser import in_browser
+from tests.study.design.test_designs import CONFIGS
 
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='hacked=1'>\"&amp;%{x}</title>"
 OF = "((i, key) => rows.filter(row => row.arm === arms.at(i)).map(row => row[key]))"
@@ -690,8 +692,16 @@ def test_the_conditions_are_one_line_and_only_arms_that_were_matched_are_said_to
 
 def test_the_chart_that_a_design_is_about_comes_first(tmp_path: Path) -> None:
     result = results.everything()
-    for design, title in LEADS.items():
-        text = body(replace(result, study=replace(result.study, design=design)), tmp_path)
+    designs = {
+        "Learning rate": LearningRate(["vanilla", "llama2"]),
+        "Cost": KVHeads("llama2"),
+        "Context length": Context("llama", ["rope", "alibi"], [1, 2]),
+        "Scaling": Ladder("vanilla", "llama2"),  # in its place: a ladder names no section
+    }
+    for title, design in designs.items():
+        study = replace(result.study, lead=design.variants(CONFIGS).lead)
+        study.save(tmp_path)
+        text = body(replace(result, study=Study.load(tmp_path)), tmp_path)
         assert re.search(r"<h2 id=\"section-1\">(.*?)</h2>", text)[1] == title
 
 

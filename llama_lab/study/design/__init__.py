@@ -8,6 +8,7 @@ from .designs import Depth as Depth
 from .designs import Factorial as Factorial
 from .designs import KVHeads as KVHeads
 from .designs import Ladder as Ladder
+from .designs import LearningRate as LearningRate
 from .designs import LeaveOneOut as LeaveOneOut
 from .designs import Recipes as Recipes
 from .options import Options as Options

@@ -127,4 +127,4 @@ class Extend(Continued):
             own = (f"model.position.{key}={value}" for key, value in settings.items())
             arms[position] = {"position": position}, [*shared, f"position={position}", *own]
         title = f"{conjoin(self.positions)} from {context} to {self.growth * context} tokens{self.budget_words}"
-        return Variants(against_first(arms), title=title)
+        return Variants(against_first(arms), title=title, lead="Context length")

@@ -5,7 +5,7 @@ Each design is a class and an option in `conf/study/`. To add one, write a class
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, Protocol
 
@@ -26,12 +26,13 @@ from llama_lab.util.formatting import conjoin
 class Variants:
     """The arms of a design, the baseline first, without their runs.
 
-    notes: caveats, as sentences. title: of the report; default: design and baseline.
+    notes: caveats, as sentences. title: of the report; default: design and baseline. lead: see Study.
     """
 
     arms: tuple[Arm, ...]
     notes: tuple[str, ...] = ()
     title: str = ""
+    lead: str = ""
 
 
 class Composer:
@@ -252,6 +253,14 @@ class Recipes:
         return Variants(arms, (note,), f"{conjoin(self.recipes)} compared")
 
 
+class LearningRate(Recipes):
+    """Recipes whose losses over learning rates are the question."""
+
+    def variants(self, configs: Composer) -> Variants:
+        """An arm per recipe."""
+        return replace(super().variants(configs), lead="Learning rate")
+
+
 @dataclass(frozen=True)
 class KVHeads:
     """One recipe with different numbers of key and value heads: MHA, GQA-n, MQA.
@@ -271,7 +280,7 @@ class KVHeads:
             for n in wanted
         }
         title = f"{self.base} with {conjoin([*map(str, wanted)])} key and value heads"
-        return Variants(against_first(arms), title=title)
+        return Variants(against_first(arms), title=title, lead="Cost")
 
 
 def kv_head_levels(base: str, kv_heads: Sequence[int] | None, configs: Composer) -> tuple[list[int], int]:
@@ -351,7 +360,8 @@ class Context:
         check_levels("positions", self.positions, str)
         base, lengths = f"arch={self.base}", eval_lengths(self.lengths)
         arms = {name: ({"position": name}, (base, f"position={name}", lengths)) for name in self.positions}
-        return Variants(against_first(arms), title=f"{conjoin(self.positions)} at the trained context and beyond")
+        title = f"{conjoin(self.positions)} at the trained context and beyond"
+        return Variants(against_first(arms), title=title, lead="Context length")
 
 
 def eval_lengths(lengths: Sequence[float]) -> str:

@@ -143,6 +143,7 @@ class Plan:
             margin=command.margin,
             compare=command.compare,
             title=self.variants.title,
+            lead=self.variants.lead,
         )
 
 

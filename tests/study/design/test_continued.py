@@ -61,7 +61,9 @@ def test_uptraining_from_grouped_heads_goes_below_them(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_extending_gives_every_scaling_the_growth_and_the_context_and_base_of_the_source(tmp_path: Path) -> None:
     llama = source(tmp_path / "llama", "arch=llama", "train.tokens=40000")
-    arms = {arm.name: {*arm.overrides} for arm in extend().variants(from_source(llama)).arms}
+    variants = extend().variants(from_source(llama))
+    assert variants.lead == "Context length"  # of the report
+    arms = {arm.name: {*arm.overrides} for arm in variants.arms}
     assert [*arms] == POSITIONS
     for name, overrides in arms.items():
         cfg, _ = from_source(llama).compose(*overrides)

@@ -15,7 +15,7 @@ from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from llama_lab.util.errors import ConfigError, RunFailedError, first_line
+from llama_lab.util.errors import ConfigError, RunFailedError, first_line, require_positive
 
 from . import CONF_DIR as CONF_DIR
 from .layers import check_depth, different_layers
@@ -37,8 +37,7 @@ _components: set[str] = set()
 def head_dim(dim: int, n_heads: int) -> int:
     """dim / n_heads; raises ConfigError unless it is whole."""
     for key, value in (("dim", dim), ("n_heads", n_heads)):
-        if not isinstance(value, int) or value < 1:
-            raise ConfigError(f"model.{key}={value}: must be a positive whole number")
+        require_positive(f"model.{key}", value, or_null=False)
     if dim % n_heads:
         raise ConfigError(
             f"model.n_heads={n_heads}: does not divide model.dim={dim}; choose a divisor or model.head_dim"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 
-from llama_lab.util.errors import ConfigError, require_positive
+from llama_lab.util.errors import ConfigError
 
 from .dataset import Dataset, Ids, Validation
 
@@ -24,8 +24,6 @@ def micro_batches_per_step(batch_size: int, micro_batch_size: int | None, world_
     `batch_size` counts sequences over all `world_size` devices, `micro_batch_size` those of one forward pass on one
     device; None: a device's whole share. Raises ConfigError unless the numbers divide each other.
     """
-    require_positive("train.batch_size", batch_size)
-    require_positive("train.micro_batch_size", micro_batch_size)
     unit = world_size * (micro_batch_size or 1)
     if batch_size % unit:
         near = " and ".join(map(str, multiples_around(batch_size, unit)))
@@ -48,28 +46,18 @@ class TokenDataModule(L.LightningDataModule):
     contiguous share of its rows, in micro-batches of `micro_batch_size` (None: the whole share).
 
     Training data starts at the trainer's `global_step`, and is endless: the trainer stops at `max_steps`. It needs
-    `use_distributed_sampler=False`. Raises ConfigError for a text that is too short, or a negative seed.
+    `use_distributed_sampler=False`. Raises ConfigError for a text that is too short.
     """
+
+    trainer: L.Trainer  # from when one takes it
 
     def __init__(self, dataset: Dataset, seq_len: int, batch_size: int, micro_batch_size: int | None, seed: int):
         super().__init__()
-        if seed < 0:
-            raise ConfigError(f"data.seed={seed}: must not be negative")
         dataset.require_windows(seq_len, batch_size)
         self.dataset, self.seq_len, self.seed = dataset, seq_len, seed
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
         self.train_windows = dataset.train_windows(seq_len, seed)
         self.val_parts = dataset.val_parts(seq_len)
-
-    @property
-    def world_size(self) -> int:
-        """Number of devices that share a batch."""
-        return self.trainer.world_size if self.trainer else 1
-
-    @property
-    def accumulate(self) -> int:
-        """Micro-batches per device and optimizer step."""
-        return micro_batches_per_step(self.batch_size, self.micro_batch_size, self.world_size)
 
     def train_dataloader(self) -> "TrainBatches":
         """Return this device's training micro-batches, step by step, from the trainer's current step on."""
@@ -80,20 +68,15 @@ class TokenDataModule(L.LightningDataModule):
         return [ValBatches(self, windows) for windows in self.val_parts.values()]
 
     @property
-    def rank(self) -> int:
-        """Index of this device among `world_size`."""
-        return self.trainer.global_rank if self.trainer else 0
-
-    @property
     def rows(self) -> range:
         """The rows of a batch that this device takes."""
-        share = self.batch_size // self.world_size
-        return range(self.rank * share, (self.rank + 1) * share)
+        share, rank = self.batch_size // self.trainer.world_size, self.trainer.global_rank
+        return range(rank * share, (rank + 1) * share)
 
     def to_tensors(self, inputs: Ids, targets: Ids) -> Batch:
         """Ids as tensors; for a GPU in pinned memory, from which it copies them while it computes."""
         batch = torch.from_numpy(inputs).contiguous(), torch.from_numpy(targets).contiguous()
-        if self.trainer and isinstance(self.trainer.accelerator, CUDAAccelerator):
+        if isinstance(self.trainer.accelerator, CUDAAccelerator):
             return batch[0].pin_memory(), batch[1].pin_memory()
         return batch
 
@@ -110,10 +93,11 @@ class TrainBatches:
 
     def __iter__(self) -> Iterator[list[Batch]]:
         # A generator: it reads `global_step` when the first batch is due, after the checkpoint is restored.
-        data = self._data
-        for step in itertools.count(data.trainer.global_step if data.trainer else 0):
+        data, trainer = self._data, self._data.trainer
+        count = micro_batches_per_step(data.batch_size, data.micro_batch_size, trainer.world_size)
+        for step in itertools.count(trainer.global_step):
             examples = data.train_windows.examples(step, data.batch_size, data.rows)
-            micro_batches = (np.split(side, data.accumulate) for side in examples)
+            micro_batches = (np.split(side, count) for side in examples)
             yield [data.to_tensors(*rows) for rows in zip(*micro_batches, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -147,11 +131,11 @@ class ValBatches:
         self._batch_size = data.micro_batch_size or len(data.rows)
 
     def __len__(self) -> int:
-        return math.ceil(len(self._windows) / self._data.world_size / self._batch_size)
+        return math.ceil(len(self._windows) / self._data.trainer.world_size / self._batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        windows = self._windows
-        mine = range(self._data.rank, len(windows), self._data.world_size)
+        windows, trainer = self._windows, self._data.trainer
+        mine = range(trainer.global_rank, len(windows), trainer.world_size)
         for i in range(len(self)):
             batch = [windows[j] for j in mine[i * self._batch_size : (i + 1) * self._batch_size]]
             inputs, targets = zip(*(batch or [windows.nothing()]), strict=True)

@@ -20,16 +20,12 @@ def count_train_windows(predicted_tokens: int, seq_len: int) -> int:
 class Windows(Training, Protocol):
     """An endless series of training sequences; step *s* of it depends on nothing but what the series is made of."""
 
-    def batch(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Ids:
-        """Return `rows` of the batch at `step`: `(rows, seq_len + 1)`.
+    def examples(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Examples:
+        """Return `rows` of the batch at `step`: all tokens but the last as inputs, all but the first as targets.
 
         Row *i* is sequence `step * batch_size + i` of the series.
         """
-        return self.take((step * batch_size + np.arange(batch_size)[rows]).tolist())
-
-    def examples(self, step: int, batch_size: int, rows: slice | range = slice(None)) -> Examples:
-        """Return `rows` of the batch at `step`: all tokens but the last as inputs, all but the first as targets."""
-        sequences = self.batch(step, batch_size, rows)
+        sequences = self.take((step * batch_size + np.arange(batch_size)[rows]).tolist())
         return Examples(sequences[:, :-1], sequences[:, 1:])
 
     def take(self, sequences: list[int]) -> Ids:

@@ -37,7 +37,7 @@ from llama_lab.devices.performance import Device, device_memory, named, options
 from llama_lab.model import Cost
 from llama_lab.model.cost import count
 from llama_lab.model.recompute import PARTS, recomputed_flops
-from llama_lab.training.run import budget_steps, check_ema
+from llama_lab.training.run import budget_steps, check_ema, check_numbers
 from llama_lab.util.errors import ConfigError, first_line, suggestion
 
 from .activations import Footprint
@@ -308,7 +308,7 @@ def asked_setup(cfg: DictConfig) -> Setup:
     check_strategy(cfg.trainer.strategy)
     devices, nodes = asked_counts(cfg.trainer, "an estimate")
     world, micro = devices * nodes, cfg.train.micro_batch_size
-    budget_steps(cfg, 1)  # checks the numbers that are used below
+    check_numbers(cfg)
     batch_size = nearest_multiple(cfg.train.batch_size, world * (micro or 1))
     return setup_of(cfg, cfg.trainer.strategy == "fsdp", world, batch_size)
 

@@ -21,7 +21,7 @@ from llama_lab.runs.evaluation import EmaEvaluation, Evaluation
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status
 from llama_lab.util.display import quiet_libraries
-from llama_lab.util.errors import ConfigError, suggestion
+from llama_lab.util.errors import ConfigError, require_positive, suggestion
 from llama_lab.util.formatting import conjoin
 
 from .answers import answers_text
@@ -237,8 +237,7 @@ def check_settings(settings: DictConfig, typed: Collection[str]) -> None:
         raise ConfigError(f"eval.contexts={chosen.contexts}: must hold multiples of the context, above 0, up to 1")
     if not chosen.batch_sizes or not all(is_kind(size, int) and size > 0 for size in chosen.batch_sizes):
         raise ConfigError(f"eval.batch_sizes={chosen.batch_sizes}: must hold positive whole numbers")
-    if chosen.rounds < 1:
-        raise ConfigError(f"eval.rounds={chosen.rounds}: must be a positive whole number")
+    require_positive("eval.rounds", chosen.rounds)
     if settings.prompt is not None and settings.prompts:
         raise ConfigError("prompts: there is a prompt too; give one, or put it among the prompts")
     for prompt in prompts_of(settings):

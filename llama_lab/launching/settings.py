@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from llama_lab.util.errors import ConfigError
+from llama_lab.util.errors import ConfigError, require_positive
 
 # Options of sbatch that are set elsewhere, and where.
 PLACES = {
@@ -30,10 +30,8 @@ def setting_error(name: str, value: object, reason: str) -> ConfigError:
 def check_counts(settings: Any, *names: str) -> None:
     """Raise ConfigError unless each setting is a positive whole number, or None where that is the default."""
     for name in names:
-        value = getattr(settings, name)
-        may_be_none = getattr(type(settings), name) is None
-        if not (value is None and may_be_none) and (type(value) is not int or value < 1):
-            raise setting_error(name, value, "must be a positive whole number")
+        or_null = getattr(type(settings), name) is None
+        require_positive(f"hydra.launcher.{name}", getattr(settings, name), or_null)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from llama_lab.util.files import report_disk_errors
 
 from .compiling import check_compiler
 from .profile import Profile
-from .run import Run, steps_of
+from .run import Run, budget_steps
 from .schedule import part_of, steps_alike
 from .stop import Outcome
 from .telemetry import Telemetry
@@ -98,12 +98,12 @@ def warn_of_differences(run: Run) -> None:
         if override_key(override) == "schedule.warmup" and override not in typed_before:
             kept = part_of(run.steps, "warmup", cfg.schedule.warmup)
             print(f"{override}: comes too late, the run keeps its warm-up of {kept} steps", file=sys.stderr)
-    if run.steps <= steps_of(earlier):
+    if run.steps <= budget_steps(earlier):
         return
     ours = frozenset(target for _, target in targets(OmegaConf.to_container(cfg)))
     Trust(targets=ours).check(earlier.schedule, f"resume={cfg.resume}", lambda _: "it to this command's schedule")
     trained = checkpoint_step(folder.checkpoint_for(cfg))
-    if trained > steps_alike(build(earlier.schedule, "schedule"), steps_of(earlier)):
+    if trained > steps_alike(build(earlier.schedule, "schedule"), budget_steps(earlier)):
         print(
             f"train.tokens={cfg.train.tokens:g}: the learning rate of the first {trained} steps was that of a smaller "
             "budget, and rises again; a run with schedule=constant or wsd goes on as if it had always had this one",

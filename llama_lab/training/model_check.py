@@ -14,7 +14,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from llama_lab.config.components import build, build_model, model_cost, users_frame, users_method, users_targets
-from llama_lab.data.data_module import micro_batches_per_step
 from llama_lab.devices.hardware import Hardware
 from llama_lab.devices.performance import device_memory
 from llama_lab.model import Decoder
@@ -49,9 +48,8 @@ def check_memory(run: Run, model: Decoder) -> None:
     cfg, hardware = run.cfg, run.hardware
     itemsize = 2 if hardware.precision == "bf16-true" else 4
     weights = count(model) * itemsize * (2 if cfg.train.ema is None else 3)
-    share = cfg.train.batch_size // hardware.world_size
-    share //= micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)
-    inputs = share * model.max_seq_len * model.dim * len(model.blocks) * (4 if hardware.precision == "32-true" else 2)
+    rows = cfg.train.micro_batch_size or cfg.train.batch_size // hardware.world_size
+    inputs = rows * model.max_seq_len * model.dim * len(model.blocks) * (4 if hardware.precision == "32-true" else 2)
     shards = hardware.world_size if hardware.sharded else 1
     room = device_memory(hardware.torch_device)
     if weights / shards + inputs > room / 4:  # states of more than three times this are unknown

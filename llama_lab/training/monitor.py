@@ -43,12 +43,10 @@ class Monitor(L.Callback):
 
     _trainer: L.Trainer  # from `setup` on
 
-    def __init__(
-        self, run: Run, cost: Cost, display: Display, parts: Iterable[str] = (), stopwatch: Stopwatch | None = None
-    ) -> None:
+    def __init__(self, run: Run, cost: Cost, display: Display, parts: Iterable[str] = ()) -> None:
         self.run, self.cost, self.display, self.parts = run, cost, display, tuple(parts)
         self.slow_steps = SLOW_STEPS
-        self.stopwatch = stopwatch or Stopwatch()
+        self.stopwatch = Stopwatch()
         self.speed = Speed()
         self.loggers: Sequence[MetricsLogger] = ()
         self._added: dict[bool, dict[str, list[float]]] = {True: {}, False: {}}  # of training; of an evaluation

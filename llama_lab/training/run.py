@@ -14,7 +14,7 @@ from llama_lab.model import Cost
 from llama_lab.model.init import KV_HEADS
 from llama_lab.model.recompute import PARTS
 from llama_lab.runs.folder import RESOLVED, RunFolder
-from llama_lab.util.errors import ConfigError
+from llama_lab.util.errors import ConfigError, require_positive
 from llama_lab.util.files import report_disk_errors
 
 from .schedule import part_of
@@ -82,7 +82,8 @@ def new_run(
     overrides: what was typed. choices: the option of every config group. choose: finds its hardware; default: that of
     this machine. label: default: the arm, or of a run to resume what it was called. Raises ConfigError.
     """
-    steps = budget_steps(cfg, cfg.train.batch_size)
+    check_numbers(cfg)
+    steps = budget_steps(cfg)
     micro_batches = cfg.train.batch_size // (cfg.train.micro_batch_size or 1)
     hardware = (choose or choose_hardware)(cfg.trainer, micro_batches)
     check_ema(cfg.train.ema, hardware.precision)
@@ -98,15 +99,12 @@ def new_run(
     return Run(cfg, name, arm, label or arm, overrides, choices, folder, hardware, steps)
 
 
-def budget_steps(cfg: DictConfig, batch_size: int) -> int:
-    """Number of optimizer steps within the token budget. Raises ConfigError for a budget below one step."""
-    for key, seed in (("seed", cfg.seed), ("data.seed", cfg.data.seed)):
-        if not 0 <= seed < 2**31:
-            raise ConfigError(f"{key}={seed}: must be a whole number from 0 to 2147483647")
-    if cfg.model.max_seq_len < 1:
-        raise ConfigError(f"model.max_seq_len={cfg.model.max_seq_len}: must be a positive whole number")
-    check_train(cfg)
-    tokens_per_step: int = batch_size * cfg.model.max_seq_len
+def budget_steps(cfg: DictConfig, batch_size: int | None = None) -> int:
+    """Number of optimizer steps within the token budget. Raises ConfigError for a budget below one step.
+
+    batch_size: default: the config's.
+    """
+    tokens_per_step: int = (batch_size or cfg.train.batch_size) * cfg.model.max_seq_len
     steps = int(cfg.train.tokens) // tokens_per_step
     if steps < 1:
         raise ConfigError(
@@ -127,23 +125,21 @@ def with_earlier_warmup(cfg: DictConfig, folder: RunFolder, steps: int) -> DictC
     earlier = folder.config()
     if not {"warmup"} <= cfg.schedule.keys() & earlier.schedule.keys():
         return cfg
-    before, warmup = steps_of(earlier), earlier.schedule.warmup
+    before, warmup = budget_steps(earlier), earlier.schedule.warmup
     cfg = cfg.copy()
     cfg.schedule.warmup = warmup if steps == before else min(1.0, part_of(before, "warmup", warmup) / steps)
     return cfg
 
 
-def steps_of(cfg: DictConfig) -> int:
-    """The optimizer steps of a config that has been checked."""
-    return int(cfg.train.tokens) // int(cfg.train.batch_size * cfg.model.max_seq_len)
-
-
-def check_train(cfg: DictConfig) -> None:
+def check_numbers(cfg: DictConfig) -> None:
     """Raise ConfigError for numbers out of range, and invalid settings of `init_from`."""
     train, heads = cfg.train, cfg.init_kv_heads
+    for key, seed in (("seed", cfg.seed), ("data.seed", cfg.data.seed)):
+        if not 0 <= seed < 2**31:
+            raise ConfigError(f"{key}={seed}: must be a whole number from 0 to 2147483647")
+    require_positive("model.max_seq_len", cfg.model.max_seq_len)
     for key in ("batch_size", "evaluations", "log_every", "checkpoint_every", "micro_batch_size"):
-        if train[key] is not None and train[key] < 1:
-            raise ConfigError(f"train.{key}={train[key]}: must be a positive whole number")
+        require_positive(f"train.{key}", train[key])
     for key in ("tokens", "z_loss", "sample_tokens"):
         if train[key] < 0:
             raise ConfigError(f"train.{key}={train[key]}: must not be negative")

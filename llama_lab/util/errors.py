@@ -21,10 +21,10 @@ class RunFailedError(Exception):
     """A run in a process of its own crashed or was killed. The command line exits with status 1."""
 
 
-def require_positive(key: str, value: int | None) -> None:
-    """Raise ConfigError for a number below 1."""
-    if value is not None and value < 1:
-        raise ConfigError(f"{key}={value}: must be at least 1")
+def require_positive(key: str, value: object, or_null: bool = True) -> None:
+    """Raise ConfigError unless a setting is a positive whole number, or null where that is allowed."""
+    if not (value is None and or_null) and (type(value) is not int or value < 1):
+        raise ConfigError(f"{key}={'null' if value is None else value}: must be a positive whole number")
 
 
 def suggestion(wrong: str, known: Iterable[str]) -> str:

@@ -166,7 +166,7 @@ LACKING = "data.text_field=other: row 1 of data.path=json has no such field; cho
         (JSON | {"val_split": "dev"}, "data.val_split=dev: data.path=json"),
         (JSON | {"revision": "main"}, "data.revision=main: data.path=json"),
         (JSON | {"name": "en"}, "data.name=en: data.path=json has none"),
-        ({"path": "a/b", "max_bytes": 0}, "data.max_bytes=0: must be at least 1"),
+        ({"path": "a/b", "max_bytes": 0}, "data.max_bytes=0: must be a positive whole number"),
         ({"path": "a/b", "document_start": "("}, "data.document_start=(: is no regular expression"),
         ({"path": "a/b", "val_split": "train"}, "data.val_split=train: is the split to train on"),
         ({"path": "text", "data_files": "{here}/good.txt", "document_start": "a"}, "data.document_start=a: joins rows"),

@@ -24,6 +24,7 @@ from llama_lab.runs.metrics import read_metrics
 from llama_lab.runs.stored import Summary
 from llama_lab.util.errors import ConfigError
 from tests.conftest import Command
+from tests.data.texts import batch_of
 
 ALPHABETS = ("abcdefgh", "ijklmnop", "qrstuvwx")
 
@@ -82,9 +83,9 @@ def test_mixed_windows_are_each_part_s_own_in_turn_whatever_is_asked_first(
     streams = [np.arange(i * 1000, i * 1000 + 50 + 7 * i, dtype=np.uint16) for i in range(len(parts))]
     alone = [TrainWindows(stream, 5, seed=3) for stream in streams]
     mixed = MixedWindows([TrainWindows(stream, 5, seed=3) for stream in streams], parts)
-    batch = mixed.batch(step, batch_size)
+    batch = batch_of(mixed, step, batch_size)
     first = data.draw(st.integers(0, batch_size - 1))
-    assert (mixed.batch(step, batch_size, range(first, batch_size)) == batch[first:]).all()
+    assert (batch_of(mixed, step, batch_size, range(first, batch_size)) == batch[first:]).all()
     order = balanced_order(parts)
     had = Counter(order[i % len(order)] for i in range(step * batch_size))
     for i, window in enumerate(batch):
@@ -99,7 +100,7 @@ def test_a_part_that_runs_out_is_read_again_and_its_epochs_are_counted(tmp_path:
     windows = data.train_windows(16, 0)
     own = [len(part.train_windows(16, 0)) for part in data.parts.values()]  # type: ignore[arg-type]
     sequences = 20 * own[2]
-    seen = Counter(window.tobytes() for window in windows.batch(0, sequences) if origin(window)[0] == 2)
+    seen = Counter(window.tobytes() for window in batch_of(windows, 0, sequences) if origin(window)[0] == 2)
     epochs = data.epochs(16, sequences)
     assert epochs["part2"] == pytest.approx(4)
     assert epochs["part0"] == pytest.approx(sequences * 0.5 / own[0])

@@ -171,7 +171,7 @@ def test_a_file_that_cannot_be_read_is_named(name: str, content: bytes | None, m
 
 def test_settings_that_do_nothing_or_hold_nothing_are_refused() -> None:
     assert refusal().startswith("data.files=[]: no files given")
-    assert refusal("a.txt", document_chars=0).startswith("data.document_chars=0: must be at least 1")
+    assert refusal("a.txt", document_chars=0).startswith("data.document_chars=0: must be a positive whole number")
     Path("a.txt").write_text("one")
     assert refusal("a.txt", text_field="body").startswith("data.text_field=body: names a field of rows, and none of ")
 

@@ -60,7 +60,7 @@ def test_sizes_are_those_asked_for_and_bpe_shortens_the_text_and_learns_the_same
 def test_bpe_without_room_for_the_bytes_or_without_text_is_refused() -> None:
     for settings, message in [
         ({"vocab_size": 256}, r"tokenizer\.vocab_size=256: must be at least 257"),
-        ({"sample_bytes": 0}, r"tokenizer\.sample_bytes=0: must be at least 1"),
+        ({"sample_bytes": 0}, r"tokenizer\.sample_bytes=0: must be a positive whole number"),
     ]:
         with pytest.raises(ConfigError, match=message):
             BPETokenizer(**settings)

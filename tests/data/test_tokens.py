@@ -422,7 +422,7 @@ def test_processes_that_race_build_once_and_open_the_same(tmp_path: Path) -> Non
     [
         *((TEXTS, {"val_fraction": some}, f"{some}: must be between 0 and 1") for some in (0, 1, -0.1, 1.5, math.nan)),
         (["the same", "the same", ""], {"val_fraction": 0.2}, r"0\.2: .* has 1 distinct one\(s\)"),
-        (TEXTS, {"val_tokens": 0}, "0: must be at least 1"),
+        (TEXTS, {"val_tokens": 0}, "0: must be a positive whole number"),
         (TEXTS, {"cache_dir": __file__}, rf"{__file__}: File exists.*choose another folder"),
     ],
 )

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from llama_lab.data.windows import TrainWindows, ValWindows, count_train_windows
 from llama_lab.model.loss import IGNORE
+from tests.data.texts import batch_of
 
 seq_lens = st.integers(1, 20)
 
@@ -18,7 +19,7 @@ def streams(draw: st.DrawFn) -> tuple[np.ndarray, int]:
 
 
 def epoch(windows: TrainWindows, i: int) -> np.ndarray:
-    return np.concatenate([windows.batch(g, 1) for g in range(i * len(windows), (i + 1) * len(windows))])
+    return np.concatenate([batch_of(windows, g, 1) for g in range(i * len(windows), (i + 1) * len(windows))])
 
 
 @given(streams(), st.integers(0, 5), st.integers(0, 3))
@@ -46,9 +47,11 @@ def test_a_batch_does_not_depend_on_those_read_before(
 ) -> None:
     used, alone = TrainWindows(*stream, seed=3), TrainWindows(*stream, seed=3)
     for step in steps:
-        one_by_one = [alone.batch(i, 1) for i in range(step * batch_size, (step + 1) * batch_size)]
-        assert np.array_equal(used.batch(step, batch_size), np.concatenate(one_by_one))
-        assert np.array_equal(used.batch(step, batch_size), TrainWindows(*stream, seed=3).batch(step, batch_size))
+        one_by_one = [batch_of(alone, i, 1) for i in range(step * batch_size, (step + 1) * batch_size)]
+        assert np.array_equal(batch_of(used, step, batch_size), np.concatenate(one_by_one))
+        assert np.array_equal(
+            batch_of(used, step, batch_size), batch_of(TrainWindows(*stream, seed=3), step, batch_size)
+        )
 
 
 @given(streams(), st.integers(0, 30), st.integers(1, 4), st.integers(1, 4))
@@ -56,10 +59,10 @@ def test_a_batch_does_not_depend_on_how_its_rows_are_divided(
     stream: tuple[np.ndarray, int], step: int, parts: int, size: int
 ) -> None:
     windows = TrainWindows(*stream, seed=0)
-    whole = windows.batch(step, parts * size)
+    whole = batch_of(windows, step, parts * size)
     assert whole.dtype == np.int64  # for the embedding
-    by_range = [windows.batch(step, parts * size, range(i * size, (i + 1) * size)) for i in range(parts)]
-    by_slice = [windows.batch(step, parts * size, slice(i * size, (i + 1) * size)) for i in range(parts)]
+    by_range = [batch_of(windows, step, parts * size, range(i * size, (i + 1) * size)) for i in range(parts)]
+    by_slice = [batch_of(windows, step, parts * size, slice(i * size, (i + 1) * size)) for i in range(parts)]
     assert np.array_equal(np.concatenate(by_range), whole)
     assert np.array_equal(np.concatenate(by_slice), whole)
 

@@ -5,8 +5,12 @@ import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
+
+from llama_lab.data.dataset import Ids
 from llama_lab.data.tokenizer import ByteTokenizer, TokenizerFactory
 from llama_lab.data.tokens import TokenDataset
+from llama_lab.data.windows import Windows
 
 PANGRAM = "the quick brown fox jumps over a lazy dog while Zoë counts naïve façades € 𝄞"
 WORDS = [*PANGRAM.split(), "\n", "\t"]
@@ -16,6 +20,13 @@ def sentences(n: int, seed: int = 0) -> list[str]:
     """``n`` different documents of 5 to 60 words."""
     rng = random.Random(seed)
     return [f"{i}: " + " ".join(rng.choices(WORDS, k=rng.randint(5, 60))) for i in range(n)]
+
+
+def batch_of(windows: Windows, step: int, batch_size: int, rows: slice | range = slice(None)) -> Ids:
+    """Inputs and last targets of `rows` of a step: `(rows, seq_len + 1)`."""
+    inputs, targets = windows.examples(step, batch_size, rows)
+    assert (inputs[:, 1:] == targets[:, :-1]).all()
+    return np.column_stack([inputs, targets[:, -1]])
 
 
 class Documents:

@@ -102,7 +102,8 @@ def pieces(*overrides: str, stopwatch: Stopwatch | None = None, **replaced: Any)
     } | replaced
     display = Display(Console(quiet=True), run.steps, {})
     cost = measure_cost(arguments["model"])
-    monitor = Monitor(run, cost, display, stopwatch=stopwatch)
+    monitor = Monitor(run, cost, display)
+    monitor.stopwatch = stopwatch or monitor.stopwatch
     module = arguments.pop("kind")(**arguments)
     return Pieces(run, dataset, data, module, monitor)
 

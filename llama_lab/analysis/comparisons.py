@@ -13,7 +13,7 @@ from llama_lab.util.formatting import count
 
 from .result import METRICS, Comparison, Interaction, Metric, Result, common_losses, final_losses
 from .sentences import divergence
-from .statistics import Effect, PairedDifference, describe, factorial_effects, judge, seeds_needed
+from .statistics import Effect, PairedDifference, contrast_name, describe, factorial_effects, judge, seeds_needed
 
 Judged = Mapping[str, Sequence[Record]]  # the runs that each arm is judged by
 Table = Mapping[Metric, pd.DataFrame]  # of `final_losses`
@@ -106,14 +106,20 @@ def interactions_of(result: Result) -> tuple[Interaction, ...]:
     """For each pair of axes all of whose combinations were run, over the seeds that all arms have finished."""
     means = common_losses(result.arms, result.metric).mean()
     axes = pd.DataFrame({arm.name: arm.arm.axes for arm in result.arms}).T
-    varied = {axis: options for axis, options in _options(result.study).items() if len(options) > 1}
+    options, changes = _options(result.study), {effect.axes: effect.change for effect in result.effects}
+    varied = {axis: known for axis, known in options.items() if len(known) > 1}
     found = []
     for pair in combinations(varied, 2):
         levels = varied[pair[0]], varied[pair[1]]
         cells = means.groupby([axes[axis] for axis in pair]).mean().reindex(list(product(*levels)))
         if cells.notna().all():
             rows = cells.to_numpy(dtype=float).reshape(len(levels[0]), len(levels[1]))
-            found.append(Interaction(pair, levels, tuple(map(tuple, rows.tolist()))))
+            first, second = ([contrast_name(options, axis, option) for option in varied[axis]] for axis in pair)
+            tested = tuple(
+                tuple(changes.get((one, other)) if i and j else None for j, other in enumerate(second))
+                for i, one in enumerate(first)
+            )
+            found.append(Interaction(pair, levels, tuple(map(tuple, rows.tolist())), tested))
     return tuple(found)
 
 

@@ -198,18 +198,26 @@ class Interaction:
     """The mean loss at each combination of two axes of a factorial.
 
     levels: each axis's options, the baseline's first. means: `means[i][j]` at level i of the first axis and j of the
-    second.
+    second. changes: likewise, the interaction of both changes from the first levels, an Effect's; None at these, and
+    where a fraction of the design cannot separate it from an effect that is reported.
     """
 
     axes: tuple[str, str]
     levels: tuple[tuple[str, ...], tuple[str, ...]]
     means: tuple[tuple[float, ...], ...]
+    changes: tuple[tuple[PairedDifference | None, ...], ...]
 
     @property
     def size(self) -> float:
         """The largest absolute interaction: half the change of one axis's effect between two levels of the other."""
         rows = [[mean - row[0] for mean in row] for row in self.means]
         return max(abs(mean - first) / 2 for row in rows for mean, first in zip(row, rows[0], strict=True))
+
+    @property
+    def largest(self) -> PairedDifference | None:
+        """The largest of the changes."""
+        known = [change for row in self.changes for change in row if change]
+        return max(known, key=lambda change: abs(change.mean), default=None)
 
 
 @dataclass(frozen=True)

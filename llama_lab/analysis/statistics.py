@@ -323,6 +323,11 @@ def factorial_effects(
     return [Effect(term, effect, tuple(aliases[term])) for term, effect in found.items()]
 
 
+def contrast_name(options: Mapping[str, Sequence[object]], axis: str, option: object) -> str:
+    """Of the change from an axis's first option to this one, in Effect.axes."""
+    return axis if all(len(known) <= 2 for known in options.values()) else f"{axis}={option}"
+
+
 def _effect_columns(
     options: Mapping[str, Sequence[object]], levels: Sequence[Mapping[str, object]]
 ) -> dict[Term, Columns]:
@@ -330,9 +335,8 @@ def _effect_columns(
 
     Columns of an axis are zero on average over its options, so that an effect is an average over the other axes.
     """
-    is_two_level = all(len(known) <= 2 for known in options.values())
     main = {
-        (axis, axis if is_two_level else f"{axis}={option}"): np.array(
+        (axis, contrast_name(options, axis, option)): np.array(
             [(run[axis] == option) - 1 / len(known) for run in levels]
         )
         for axis, known in options.items()

@@ -143,7 +143,8 @@ FIGURES: dict[str, tuple[Callable[[Result], Chart | list[Chart]], str]] = {
     ),
     "interactions": (
         difference_charts.interactions,
-        "Mean loss at each combination of the levels of two axes, averaged over the others.",
+        "Mean loss at each combination of the levels of two axes, averaged over the others. Above: the interaction, "
+        "half the change of one effect when the other axis changes, with its simultaneous 95% interval.",
     ),
     "difference_curves": (
         _difference_curves,

@@ -220,7 +220,10 @@ def _effects(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
     if result.interactions:
         shown, known = len(differences.shown_interactions(result)), len(result.interactions)
         some = f" The {shown} largest of {known} interactions; the table has all." if shown < known else ""
-        caption = f"Lines that are not parallel show an interaction. Over the seeds that all arms have finished.{some}"
+        caption = (
+            "Lines that are not parallel show an interaction, whose size stands above with its simultaneous 95% "
+            f"interval. Means over the seeds that all arms have finished.{some}"
+        )
         for chart in differences.interactions(result):
             yield replace(
                 chart, alt=_alt(f"{chart.title}, mean loss", (row["text"] for row in chart.rows)), caption=caption

@@ -416,15 +416,23 @@ def _interactions(result: Result) -> Table:
     digits = min((fmt.decimals(e.change.low, e.change.high) for e in result.effects), default=4)
     caption = (
         f"Mean loss, {result.unit}, over the seeds that all arms have finished, at each combination of "
-        "the options of two axes, averaged over the others."
+        "the options of two axes, averaged over the others. Interaction: as above, of the changes from the first "
+        "options."
     )
+    columns: Columns = {
+        "First": lambda cell: cell[0],
+        "Second": lambda cell: cell[1],
+        "Loss": lambda cell: fmt.number(cell[2], digits),
+        "Interaction": lambda cell: cell[3],
+        "Verdict": lambda cell: cell[3].verdict if cell[3] else fmt.UNKNOWN,
+    }
     rows = [
-        [term_name(found.axes), first, second, fmt.number(mean, digits)]
+        (term_name(found.axes), (first, second, mean, change))
         for found in result.interactions
-        for first, means in zip(found.levels[0], found.means, strict=True)
-        for second, mean in zip(found.levels[1], means, strict=True)
+        for first, means, changes in zip(found.levels[0], found.means, found.changes, strict=True)
+        for second, mean, change in zip(found.levels[1], means, changes, strict=True)
     ]
-    return Table(caption, ["Axes", "First", "Second", "Loss"], rows, frozenset({"First", "Second"}))
+    return _table(caption, rows, columns, ("First", "Second", "Verdict"), head="Axes")
 
 
 def _learning_rates(result: Result) -> Table:

@@ -227,16 +227,22 @@ def in_bits() -> Result:
 
 def factorial() -> Result:
     """Main effects of three axes and their interactions, one of them aliased."""
+    effects = (
+        Effect(("norm",), PairedDifference(3, -0.004, 0.003, -0.012, 0.004, 0.62)),
+        Effect(("position",), PairedDifference(3, -0.083, 0.003, -0.091, -0.075, 6e-6)),
+        Effect(("ffn",), PairedDifference(3, -0.026, 0.003, -0.034, -0.018, 5e-4), (("norm", "position"),)),
+        Effect(("norm", "ffn"), PairedDifference(3, 0.012, 0.003, 0.004, 0.02, 0.02)),
+    )
     return replace(
         ladder(),
-        effects=(
-            Effect(("norm",), PairedDifference(3, -0.004, 0.003, -0.012, 0.004, 0.62)),
-            Effect(("position",), PairedDifference(3, -0.083, 0.003, -0.091, -0.075, 6e-6)),
-            Effect(("ffn",), PairedDifference(3, -0.026, 0.003, -0.034, -0.018, 5e-4), (("norm", "position"),)),
-            Effect(("norm", "ffn"), PairedDifference(3, 0.012, 0.003, 0.004, 0.02, 0.02)),
-        ),
+        effects=effects,
         interactions=(
-            Interaction(("norm", "ffn"), (("layernorm", "rmsnorm"), ("relu", "swiglu")), ((3.9, 3.862), (3.884, 3.87))),
+            Interaction(
+                ("norm", "ffn"),
+                (("layernorm", "rmsnorm"), ("relu", "swiglu")),
+                ((3.9, 3.862), (3.884, 3.87)),
+                ((None, None), (None, effects[-1].change)),
+            ),
         ),
     )
 

@@ -589,7 +589,15 @@ def test_an_interaction_is_half_the_change_of_one_axis_s_effect_and_every_effect
     assert found.levels == (("layernorm", "rmsnorm"), ("relu", "swiglu"))
     means = [[np.mean(final_losses(tmp_path, f"{a}+{b}")) for b in found.levels[1]] for a in found.levels[0]]
     assert np.array(found.means) == pytest.approx(np.array(means))
-    assert found.size == pytest.approx(abs(result.effects[2].change.mean))
+    losses = (final_losses(tmp_path, f"{a}+{b}") for a, b in itertools.product(*found.levels))
+    plain, swiglu, rmsnorm, both = map(np.array, losses)
+    contrasts = [rmsnorm + both - plain - swiglu, swiglu + both - plain - rmsnorm, plain + both - rmsnorm - swiglu]
+    expected = judge([contrast / 2 for contrast in contrasts], np.eye(3))[-1]
+    assert (found.changes[0], found.changes[1][0]) == ((None, None), None)
+    change = found.changes[1][1]
+    assert [change.mean, change.low, change.high] == pytest.approx([expected.mean, expected.low, expected.high])
+    assert change.p == pytest.approx(expected.p)
+    assert found.size == pytest.approx(abs(change.mean))
     assert [effect.axes for effect in result.effects] == [("norm",), ("ffn",), ("norm", "ffn")]
     assert [(c.name, c.against) for c in result.difference_curves] == [
         ("norm", ""),
@@ -599,6 +607,28 @@ def test_an_interaction_is_half_the_change_of_one_axis_s_effect_and_every_effect
     for curve, effect in zip(result.difference_curves, result.effects, strict=True):
         last = (curve.mean[-1], curve.low[-1], curve.high[-1])
         assert last == (effect.change.mean, effect.change.low, effect.change.high)
+
+
+def test_every_combination_of_other_options_has_its_interaction(tmp_path: Path) -> None:
+    levels = ("relu", "swiglu", "geglu"), ("layernorm", "rmsnorm")
+    axes = {"+".join(pair): dict(zip(("ffn", "norm"), pair, strict=True)) for pair in itertools.product(*levels)}
+    shifts = dict(zip(axes, (0.0, 0.1, 0.2, 0.25, 0.0, -0.3), strict=True))
+    result = analysed(tmp_path, shifts, axes=axes, design="options", noise=0.002)
+    (found,) = result.interactions
+    changes = {name: found.changes[i][1] for i, name in enumerate(levels[0]) if i}
+    assert {f"ffn={name} \u00d7 norm=rmsnorm": change for name, change in changes.items()} == {
+        effect.name: effect.change for effect in result.effects if len(effect.axes) > 1
+    }
+    assert [changes[name].mean for name in changes] == pytest.approx([-0.025, -0.2], abs=0.005)
+    assert found.largest == changes["geglu"]
+
+
+def test_an_interaction_that_a_fraction_cannot_separate_from_an_effect_has_no_interval(tmp_path: Path) -> None:
+    half = [(0, 0, 0), (1, 1, 0), (1, 0, 1), (0, 1, 1)]  # each interaction is aliased with the third main effect
+    axes = {f"arm{i}": dict(zip("abc", map(str, row), strict=True)) for i, row in enumerate(half)}
+    result = analysed(tmp_path, dict.fromkeys(axes, 0.0), axes=axes, design="factorial")
+    assert len(result.interactions) == 3
+    assert [found.largest for found in result.interactions] == [None] * 3
 
 
 # --- longer contexts ---

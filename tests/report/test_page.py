@@ -829,6 +829,15 @@ def test_interactions_are_drawn_at_the_means_with_a_line_for_each_level_of_the_s
     assert chart.rows[-1]["label"] == list(lines)[1] == "swiglu"
 
 
+def test_an_interaction_has_its_interval_in_its_chart_and_its_table() -> None:
+    result, interval = results.factorial(), results.factorial().effects[-1].change.text
+    (chart,) = differences.interactions(result)
+    assert interval in svg(chart.view([]))
+    assert chart.rows[-1]["text"] == f"rmsnorm, swiglu: 3.8700, interaction {interval}, higher"
+    cells = [row[4:] for row in tables(result)["interactions"].rows]
+    assert cells == [[fmt.UNKNOWN] * 2] * 3 + [[interval, "higher"]]
+
+
 def test_of_many_interactions_the_largest_are_drawn_and_the_page_says_so(tmp_path: Path) -> None:
     (one,) = results.factorial().interactions
     pairs = [(f"a{i}", f"b{i}") for i in range(10)]

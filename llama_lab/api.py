@@ -25,7 +25,7 @@ from llama_lab.hf.loading import load as load
 from llama_lab.model import Cost, Decoder
 from llama_lab.runs.naming import short_names
 from llama_lab.runs.record import every_run, read_record
-from llama_lab.training.prepare import check_job
+from llama_lab.training.prepare import check_run
 from llama_lab.util.errors import ConfigError as ConfigError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def load_config(overrides: Sequence[str] = (), config_dir: str | Path | None = N
             cfg = compose("config", overrides=typed, return_hydra_config=True)
             choices = dict(cfg.hydra.runtime.choices)
             cfg = without(cfg, "hydra")
-            check_job(cfg, choices)
+            check_run(cfg, choices)
     except USER_ERRORS as error:
         raise ConfigError(one_line(error, typed=typed)) from None
     return cfg

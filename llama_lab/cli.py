@@ -29,7 +29,7 @@ from llama_lab.training.prepare import (
     check_complete,
     check_devices,
     check_effects,
-    check_job,
+    check_run,
     check_single,
     requested_run,
 )
@@ -66,7 +66,7 @@ def main() -> None:
 def train_command() -> None:
     """`python train.py`, or `llama-lab-train` if the package is installed. HYDRA_FULL_ERROR=1 shows tracebacks."""
     follow_launcher()
-    hydra_command(train_job, "config", "run the same command to resume from the last checkpoint, if there is one")
+    hydra_command(train_task, "config", "run the same command to resume from the last checkpoint, if there is one")
 
 
 def eval_command() -> None:
@@ -75,7 +75,7 @@ def eval_command() -> None:
         # A flag may take a folder. Path.is_dir raises for names that are too long.
         if not before.startswith("-") and os.path.isdir(argument):
             exit_with(ConfigError(f"{argument}: is a folder; write run={argument}"))
-    hydra_command(eval_job, "eval", "what was finished is kept")
+    hydra_command(eval_task, "eval", "what was finished is kept")
 
 
 def mode_command(mode: str, value: str | None = None) -> None:
@@ -92,8 +92,8 @@ def mode_command(mode: str, value: str | None = None) -> None:
     train_command()
 
 
-def hydra_command(job: Callable[[DictConfig], object], config: str, on_interrupt: str) -> None:
-    """Run `job` with the config of this name, composed with the command line, and print errors in one line."""
+def hydra_command(task: Callable[[DictConfig], object], config: str, on_interrupt: str) -> None:
+    """Run `task` with the config of this name, composed with the command line, and print errors in one line."""
     register_resolvers()
     os.environ.setdefault("LLAMA_LAB_TRACEBACK", os.environ.get("HYDRA_FULL_ERROR", "0"))
     os.environ["HYDRA_FULL_ERROR"] = "1"  # so that Hydra raises errors instead of printing them
@@ -105,11 +105,11 @@ def hydra_command(job: Callable[[DictConfig], object], config: str, on_interrupt
                 asked, sys.argv[1:] = read_help(sys.argv[1:])
             if asked:
 
-                def job(cfg: DictConfig) -> None:
+                def task(cfg: DictConfig) -> None:
                     with user_errors():
                         explain(cfg, config, asked)
 
-            hydra.main(str(CONF_DIR), config, version_base="1.3")(job)()
+            hydra.main(str(CONF_DIR), config, version_base="1.3")(task)()
     except RunFailedError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(FAILED)
@@ -239,13 +239,13 @@ def convert_command() -> None:
             print(export_model(args.source, args.dest, dtype, limit, Trust(args.trust), args.weights))
 
 
-def train_job(cfg: DictConfig) -> float | None:
-    """The task function of `train.py`: what a mode asks for, a run, or one job of a sweep. Returns what `train` does.
+def train_task(cfg: DictConfig) -> float | None:
+    """The task function of `train.py`: what a mode asks for, a run, or one of a sweep's. Returns what `train` does.
 
     A run may have been started by a launcher.
     """
-    job = HydraConfig.get()
-    in_sweep, choices = job.mode == RunMode.MULTIRUN, dict(job.runtime.choices)
+    command = HydraConfig.get()
+    in_sweep, choices = command.mode == RunMode.MULTIRUN, dict(command.runtime.choices)
     try:
         with report_component_errors(), first_rank_first():
             if is_launched():  # an experiment may choose the study that this run belongs to
@@ -253,34 +253,34 @@ def train_job(cfg: DictConfig) -> float | None:
             elif not in_sweep:
                 check_single(choices)
             asked = (run for mode, run in MODES.items() if cfg[mode] and not (mode == "draw" and in_sweep))
-            return next(asked, train_run)(cfg, choices)
+            return next(asked, train_and_report)(cfg, choices)
     except USER_ERRORS as error:
         if not in_sweep and not wants_traceback():
             exit_with(error)
         # Hydra continues a sweep, and reports only the first failure at the end.
-        sys.stderr.write(f"error: {' '.join(job.overrides.task)}: {one_line(error)}\n")
+        sys.stderr.write(f"error: {' '.join(command.overrides.task)}: {one_line(error)}\n")
         raise
 
 
 def prepared(cfg: DictConfig, choices: Choices) -> "Run":
-    """The run that a command asks for, or a job of its sweep."""
-    job = HydraConfig.get()
-    if job.mode == RunMode.MULTIRUN:
+    """The run that a command asks for, or one of its sweep's."""
+    command = HydraConfig.get()
+    if command.mode == RunMode.MULTIRUN:
         check_devices(cfg, str(choices["hydra/launcher"]))
-    run = requested_run(cfg, choices, list(job.overrides.task))
+    run = requested_run(cfg, choices, list(command.overrides.task))
     if not is_launched():
         check_effects([cfg], run.overrides)
     return run
 
 
-def train_run(cfg: DictConfig, choices: Choices) -> float | None:
+def train_and_report(cfg: DictConfig, choices: Choices) -> float | None:
     """Train one run, print how it ended, and return its final validation loss, infinite if it diverged.
 
     None if it was pruned. Exits with a nonzero status if it was interrupted, or diverged alone.
     """
     run = prepared(cfg, choices)
-    job = HydraConfig.get()
-    is_alone = not (job.mode == RunMode.MULTIRUN or is_launched())
+    command = HydraConfig.get()
+    is_alone = not (command.mode == RunMode.MULTIRUN or is_launched())
     from llama_lab.devices.hardware import current_rank
     from llama_lab.runs.result_table import print_result
     from llama_lab.runs.stored import Status
@@ -292,7 +292,7 @@ def train_run(cfg: DictConfig, choices: Choices) -> float | None:
     except FinishedRunError:
         if is_alone:
             raise
-        print(f"{' '.join(job.overrides.task)}: done before, passed over")
+        print(f"{' '.join(command.overrides.task)}: done before, passed over")
         return run.folder.final_loss
     if current_rank() == 0:
         if outcome == "done":
@@ -329,7 +329,7 @@ def measure_speeds(cfg: DictConfig, choices: Choices) -> None:
 
 def draw_model(cfg: DictConfig, choices: Choices) -> None:
     """Draw the model, beside that of the same command with the overrides of `draw_against` if there are any."""
-    check_job(cfg, choices)
+    check_run(cfg, choices)
     overrides, against = list(HydraConfig.get().overrides.task), None
     check_effects([cfg], overrides)
     from llama_lab.drawing.command import draw  # after the checks: torch takes seconds to import
@@ -346,7 +346,7 @@ def draw_model(cfg: DictConfig, choices: Choices) -> None:
         other = hydra.compose("config", overrides=both, return_hydra_config=True)
         other_choices = dict(other.hydra.runtime.choices)
         del other.hydra
-        check_job(other, other_choices)
+        check_run(other, other_choices)
         against = (other, name(both, other_choices))
     print(f"the picture is {draw(cfg, name(overrides, choices), against)}")
 
@@ -354,7 +354,7 @@ def draw_model(cfg: DictConfig, choices: Choices) -> None:
 def estimate_run(cfg: DictConfig, choices: Choices) -> None:
     """Print an estimate of a run's memory and time, and train nothing."""
     small, _, _ = shallower(cfg)  # else what is listed by layers would be long
-    check_job(small, choices)
+    check_run(small, choices)
     check_effects([small], HydraConfig.get().overrides.task)
     from llama_lab.estimate.estimate import estimate_training  # after the checks: torch takes seconds to import
     from llama_lab.estimate.table import print_estimate
@@ -364,7 +364,7 @@ def estimate_run(cfg: DictConfig, choices: Choices) -> None:
     print_estimate(estimate_training(cfg))
 
 
-def eval_job(cfg: DictConfig) -> None:
+def eval_task(cfg: DictConfig) -> None:
     """The task function of `eval.py`: evaluate a run, those of a pattern or a study; with prompts, one run writes."""
     try:
         with user_errors():
@@ -375,20 +375,20 @@ def eval_job(cfg: DictConfig) -> None:
 
 
 def evaluate_or_write(cfg: DictConfig) -> None:
-    """See `eval_job`."""
-    job = HydraConfig.get()
-    if job.mode == RunMode.MULTIRUN:
+    """See `eval_task`."""
+    command = HydraConfig.get()
+    if command.mode == RunMode.MULTIRUN:
         raise ConfigError("--multirun: there is nothing to sweep here; name several runs by a pattern, run='runs/*'")
-    check_single(job.runtime.choices)
-    if removed := [override for override in job.overrides.task if override.startswith("~")]:
+    check_single(command.runtime.choices)
+    if removed := [override for override in command.overrides.task if override.startswith("~")]:
         raise ConfigError(f"{removed[0]}: takes a setting away; leave this out, and it has its default")
     check_complete(cfg)
-    check_kinds(cfg, default_settings({"data": job.runtime.choices["data"]}, "eval"))
+    check_kinds(cfg, default_settings({"data": command.runtime.choices["data"]}, "eval"))
     from llama_lab.evaluation.evaluate import check_settings, prompts_of, write  # they take seconds to import
     from llama_lab.runs.study import FILE as STUDY
     from llama_lab.study.evaluate_all import evaluate_all, found_runs, opened
 
-    check_settings(cfg, [override_key(o) for o in job.overrides.task])
+    check_settings(cfg, [override_key(o) for o in command.overrides.task])
     runs = found_runs(cfg.run)
     if prompts_of(cfg):
         if len(runs) > 1:

@@ -33,7 +33,7 @@ from llama_lab.model import measure_cost
 from llama_lab.runs.stored import METRICS
 from llama_lab.study.design.command import read_command
 from llama_lab.study.design.designs import Composer
-from llama_lab.training.prepare import check_job, check_single
+from llama_lab.training.prepare import check_run, check_single
 from tests.composing import decoder, options
 from tests.conftest import Command, last_of_each
 
@@ -95,7 +95,7 @@ def check_train(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
             _, defaults = Composer(GlobalHydra.instance().config_loader(), ()).compose()
             read_command(cfg, [o for o in overrides if not override_key(o).startswith("hydra")], defaults["arch"])
         else:
-            check_job(without(cfg, "hydra"), choices)
+            check_run(without(cfg, "hydra"), choices)
             if not given.multirun and not given.cfg:  # which shows settings, and trains nothing
                 check_single(choices)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class QueueLauncher(Launcher):
-    """Runs every job of a sweep or study in processes of its own, through an engine."""
+    """Trains every run of a sweep or study in processes of its own, through an engine."""
 
     SETTINGS: type
     ENGINE: str  # its class, imported as it is built: that takes seconds, and Hydra loads plugins at every start
@@ -30,24 +30,24 @@ class QueueLauncher(Launcher):
         self.options: dict[str, Any] = {}  # further arguments of the engine
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Store what the jobs need. They run the command itself, not `task_function`."""
+        """Store what the runs need. They are commands themselves, not `task_function`."""
         self.context = hydra_context
         self.config = config
 
     @cached_property
     def engine(self) -> "Engine":
-        """What runs the jobs. Raises ConfigError for a bad setting, or a device or program that is missing."""
+        """What starts the runs. Raises ConfigError for a bad setting, or a device or program that is missing."""
         settings, kind = self.SETTINGS(**self.settings), get_class(f"llama_lab.launching.{self.ENGINE}")
         engine: Engine = kind(settings, self.config, **self.options)
         return engine
 
     @property
     def site(self) -> "Site":
-        """The machines on which the jobs run. Raises ConfigError."""
+        """The machines on which the runs train. Raises ConfigError."""
         return self.engine.site
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> list[JobReturn]:
-        """Run the jobs and return their results in the order of `job_overrides`. Raises ConfigError."""
+        """Train the runs and return their results in the order of `job_overrides`. Raises ConfigError."""
         return self.launch_runs([list(overrides) for overrides in job_overrides])
 
     def launch_runs(self, runs: "Sequence[Run | list[str]]", before: int = 0, after: float = 0.0) -> list[JobReturn]:
@@ -58,7 +58,7 @@ class QueueLauncher(Launcher):
         from llama_lab.launching.launch import Queue
 
         engine = self.engine
-        del self.engine  # it is closed afterwards; later jobs need a new one
+        del self.engine  # it is closed afterwards; later runs need a new one
         return Queue(self.config, self.context, engine, runs, before, after).work()
 
 
@@ -80,11 +80,11 @@ class Slurm(QueueLauncher):
 
     def print_scripts(self, runs: "Sequence[Run]") -> None:
         """Print the batch scripts that would train the runs, for `study.dry_run`."""
-        from llama_lab.launching.launch import planned_job
+        from llama_lab.launching.launch import queued_run
         from llama_lab.launching.slurm_engine import print_scripts
 
-        jobs = [planned_job(number, run, self.config) for number, run in enumerate(runs)]
-        print_scripts(jobs, SlurmSettings(**self.settings))
+        queued = [queued_run(number, run, self.config) for number, run in enumerate(runs)]
+        print_scripts(queued, SlurmSettings(**self.settings))
 
 
 class Ray(QueueLauncher):

@@ -26,9 +26,9 @@ class StudySweeper(Sweeper):
         assert self.config is not None
         assert self.hydra_context is not None
         from llama_lab.study.execute import execute  # takes seconds to import, and Hydra loads plugins at every start
-        from llama_lab.study.job import study_job
+        from llama_lab.study.task import study_task
 
-        execute(self.config, self.hydra_context, list(arguments), study_job, report)
+        execute(self.config, self.hydra_context, list(arguments), study_task, report)
 
 
 def report(folder: Path, trust: "Trust", logger: DictConfig | None) -> bool:

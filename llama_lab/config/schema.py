@@ -226,7 +226,7 @@ def default_settings(choices: Mapping[str, str | None], config: str = "config") 
 
 @lru_cache(maxsize=256)
 def composed_settings(config: str, overrides: tuple[str, ...], loader: ConfigLoader) -> dict[str, Any]:
-    """`default_settings`, cached for the jobs of a sweep that differ in keys alone. loader: Hydra's current one."""
+    """`default_settings`, cached for the runs of a sweep that differ in keys alone. loader: Hydra's current one."""
     return flat_defaults(hydra.compose(config, overrides=list(overrides)))
 
 

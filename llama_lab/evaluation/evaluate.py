@@ -35,7 +35,7 @@ AS_TRAINED = "as_trained"  # the precision of the run's own config
 
 
 @dataclass
-class Job:
+class Subject:
     """A run to be evaluated with these `settings` (conf/eval.yaml)."""
 
     run: TrainedRun
@@ -59,54 +59,57 @@ class Job:
         return sorted({max(1, round(multiple * length)) for multiple in self.settings.eval.contexts})
 
 
-def losses(job: Job, earlier: Evaluation) -> Evaluation:
+def losses(subject: Subject, earlier: Evaluation) -> Evaluation:
     """The parts loss and length: one pass over the validation text for each length. Earlier ones of others stay."""
-    multiples = list(job.settings.eval.lengths) if "length" in job.settings.eval.parts else []
-    found = evaluation(job.run.cfg, job.dataset, job.run.model, job.hardware, job.run.step, multiples)
+    run, asked = subject.run, subject.settings.eval
+    multiples = list(asked.lengths) if "length" in asked.parts else []
+    found = evaluation(run.cfg, subject.dataset, run.model, subject.hardware, run.step, multiples)
     lengths = {entry.length: entry for entry in (*earlier.lengths, *found.lengths)}
     return replace(earlier, metrics=found.metrics, lengths=[lengths[length] for length in sorted(lengths)])
 
 
-def lm_eval(job: Job, earlier: Evaluation) -> Evaluation:
+def lm_eval(subject: Subject, earlier: Evaluation) -> Evaluation:
     """The part lm_eval; see `harness.py`. Earlier scores in other tasks stay."""
     from .harness import task_scores  # of the extra `lm-eval`, and it takes seconds to import
 
-    batch_size = job.run.cfg.train.micro_batch_size or job.run.cfg.train.batch_size
-    scores = list(task_scores(job.served, job.run.tokenizer, batch_size, job.settings))
+    batch_size = subject.run.cfg.train.micro_batch_size or subject.run.cfg.train.batch_size
+    scores = list(task_scores(subject.served, subject.run.tokenizer, batch_size, subject.settings))
     found = {score.task for score in scores}
     return replace(earlier, tasks=[*(score for score in earlier.tasks if score.task not in found), *scores])
 
 
-def cache(job: Job, earlier: Evaluation) -> Evaluation:
+def cache(subject: Subject, earlier: Evaluation) -> Evaluation:
     """The part cache; see `cache_memory.py`."""
-    with evaluating_on(job.served, job.hardware.torch_device):
-        sizes = cache_sizes(job.served, job.settings.eval.batch_sizes, job.contexts)
-        costs = cache_losses(job.served, job.dataset.val_windows(job.run.model.max_seq_len), batch_tokens(job.run.cfg))
+    with evaluating_on(subject.served, subject.hardware.torch_device):
+        sizes = cache_sizes(subject.served, subject.settings.eval.batch_sizes, subject.contexts)
+        windows = subject.dataset.val_windows(subject.run.model.max_seq_len)
+        costs = cache_losses(subject.served, windows, batch_tokens(subject.run.cfg))
     return replace(earlier, cache=sizes, cache_losses=costs)
 
 
-def speed(job: Job, earlier: Evaluation) -> Evaluation:
+def speed(subject: Subject, earlier: Evaluation) -> Evaluation:
     """The part speed; see `speed.py`."""
-    chosen = job.settings
+    chosen = subject.settings
     dtype = cache_dtype(chosen)
     speeds = [
-        generation_speed(job.served, batch_size, context, chosen.eval.rounds, chosen.compile, dtype)
+        generation_speed(subject.served, batch_size, context, chosen.eval.rounds, chosen.compile, dtype)
         for batch_size in chosen.eval.batch_sizes
-        for context in job.contexts
+        for context in subject.contexts
     ]
     return replace(earlier, speed=speeds)
 
 
-def sample(job: Job, earlier: Evaluation) -> Evaluation:
+def sample(subject: Subject, earlier: Evaluation) -> Evaluation:
     """The part sample: a text that begins as the run's own sample does, or the answers to a probe."""
-    if is_probe(job.run.cfg):
-        length, seed = job.settings.max_new_tokens or NEW_TOKENS, job.settings.seed
-        return replace(earlier, sample=answers_text(job.served, job.dataset, length, sampling(job.settings), seed))
-    *_, (text,) = generate_texts(job.run.tokenizer, job.served, [job.run.cfg.train.prompt], job.settings)
+    run, settings, model = subject.run, subject.settings, subject.served
+    if is_probe(run.cfg):
+        length, seed = settings.max_new_tokens or NEW_TOKENS, settings.seed
+        return replace(earlier, sample=answers_text(model, subject.dataset, length, sampling(settings), seed))
+    *_, (text,) = generate_texts(run.tokenizer, model, [run.cfg.train.prompt], settings)
     return replace(earlier, sample=text.certain)
 
 
-PARTS: dict[str, Callable[[Job, Evaluation], Evaluation]] = {
+PARTS: dict[str, Callable[[Subject, Evaluation], Evaluation]] = {
     "loss": losses,
     "length": losses,
     "lm_eval": lm_eval,
@@ -132,8 +135,8 @@ def evaluate(path: Path, settings: DictConfig, imported: TrainedRun | None = Non
     """
     if imported is None:
         check_done(RunFolder(path))
-    job = open_job(path, settings, imported)
-    run = job.run
+    subject = open_subject(path, settings, imported)
+    run = subject.run
     if DECODING & set(settings.eval.parts):
         parts = f"eval.parts={list(settings.eval.parts)}"
         check_decodes(run.model, parts, f"leave out {conjoin(sorted(DECODING))}", cache_dtype(settings))
@@ -142,24 +145,24 @@ def evaluate(path: Path, settings: DictConfig, imported: TrainedRun | None = Non
         raise ConfigError(f"eval.parts: lm_eval scores texts of which {prefix} shows a part; leave it out")
     if "sample" in settings.eval.parts:  # the last part's errors, before the first
         encode_prompts(run.tokenizer, run.model, [run.cfg.train.prompt], settings)
-    here = surroundings(job.hardware, run.step)
+    here = surroundings(subject.hardware, run.step)
     if imported and READ_TEXT & set(settings.eval.parts):
-        here = replace(here, data_hash=job.dataset.index.data_hash)
+        here = replace(here, data_hash=subject.dataset.index.data_hash)
     found = kept_parts(path, here if settings.weights == "last" else EmaEvaluation(**vars(here)))
     asked = [name for name in PARTS if name in settings.eval.parts]  # losses need the weights as they were trained
     for part, names in groupby(asked, PARTS.__getitem__):
         print(f"{path}: {next(names)}", flush=True)
-        found = part(job, found)
+        found = part(subject, found)
         found.save(path)
     return found
 
 
 def write(path: Path, settings: DictConfig, imported: TrainedRun | None = None) -> None:
     """Continue the prompts of `settings` with the run in a folder, on standard output. Raises ConfigError."""
-    job = open_job(path, settings, imported)
+    subject = open_subject(path, settings, imported)
     if imported is None and (status := Status.load(path).status) != "done":
-        print(f"run={path}: is {status}; this is what it writes after {job.run.step:,} steps", file=sys.stderr)
-    write_texts(job.run, job.served, prompts_of(settings), settings)
+        print(f"run={path}: is {status}; this is what it writes after {subject.run.step:,} steps", file=sys.stderr)
+    write_texts(subject.run, subject.served, prompts_of(settings), settings)
 
 
 def prompts_of(settings: DictConfig) -> list[str]:
@@ -178,7 +181,7 @@ def check_done(folder: RunFolder) -> None:
         raise ConfigError(f"run={folder.path}: is {status.status}{why}, and {losses}")
 
 
-def open_job(path: Path, settings: DictConfig, imported: TrainedRun | None = None) -> Job:
+def open_subject(path: Path, settings: DictConfig, imported: TrainedRun | None = None) -> Subject:
     """The run in a folder, and one device in the precision that the settings ask for. Raises ConfigError."""
     quiet_libraries()
     for key in ("data", "beside"):
@@ -188,7 +191,7 @@ def open_job(path: Path, settings: DictConfig, imported: TrainedRun | None = Non
     wanted = {key: value for key, value in settings.trainer.items() if value != AS_TRAINED}
     here = OmegaConf.merge(run.cfg.trainer, wanted, {"devices": 1, "num_nodes": 1, "strategy": "auto"})
     assert isinstance(here, DictConfig)
-    return Job(run, settings, choose_hardware(here))
+    return Subject(run, settings, choose_hardware(here))
 
 
 def place(model: Decoder, hardware: Hardware) -> Decoder:

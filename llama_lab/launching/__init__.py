@@ -1,1 +1,1 @@
-"""Runs the jobs of a sweep or study side by side: on slots of this machine, as Slurm jobs, or as Ray tasks."""
+"""Trains the runs of a sweep or study side by side: on slots of this machine, as Slurm jobs, or as Ray tasks."""

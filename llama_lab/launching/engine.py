@@ -1,4 +1,4 @@
-"""The interface between a queue and what runs its jobs: slots of this machine, a Slurm cluster, a Ray cluster."""
+"""The interface between a queue and what starts its runs: slots of this machine, a Slurm cluster, a Ray cluster."""
 
 import os
 import re
@@ -22,7 +22,7 @@ LAST_LINES = 5  # of the output, shown when a run crashes
 TAIL_BYTES = 16 * 1024
 
 
-class Job:
+class QueuedRun:
     """A run on its way through an engine, in which it may wait, and start more than once.
 
     index: its position in the queue. command: its whole command line. place: where it is at work, such as `gpu 0`; None
@@ -70,7 +70,7 @@ class Job:
             detail = folder.status.message if folder.status else "before it began"
             return "interrupted", detail, RunFailedError(detail)
         if exit_status == 0:
-            status = folder.status or Status("done")  # a job that measures has none
+            status = folder.status or Status("done")  # a run that measures has none
             if status.status != "done":
                 return status.status, status.message, None
             shown = "" if folder.final_loss is None else f"val loss {folder.final_loss:.4f}, "
@@ -110,30 +110,30 @@ class Job:
 
 
 class Engine(Protocol):
-    """Runs jobs. Its constructor raises ConfigError for settings that cannot work.
+    """Starts runs. Its constructor raises ConfigError for settings that cannot work.
 
-    site: the machines on which jobs run. max_parallel: how many jobs run at a time; None if a cluster decides.
+    site: the machines on which runs train. max_parallel: how many train at a time; None if a cluster decides.
     """
 
     site: Site
     max_parallel: int | None = None
 
     def open(self) -> str:
-        """Acquire what the jobs need; return where they run, such as `2 slots: cpu 1, cpu 2`. Raises ConfigError."""
+        """Acquire what the runs need; return where they train, such as `2 slots: cpu 1, cpu 2`. Raises ConfigError."""
 
-    def start(self, jobs: Sequence[Job], running: Sequence[Job], more: bool) -> Sequence[Job]:
-        """Start some of the jobs, each in a folder of its own; return these. more: whether others will follow."""
+    def start(self, ready: Sequence[QueuedRun], running: Sequence[QueuedRun], more: bool) -> Sequence[QueuedRun]:
+        """Start some of the ready runs, each in a folder of its own; return these. more: whether others will follow."""
 
-    def poll(self, job: Job) -> int | str | None:
-        """Update where a started job is at work; return its exit status, negative for a signal, or why there is none.
+    def poll(self, queued: QueuedRun) -> int | str | None:
+        """Update where a started run is at work; return its exit status, negative for a signal, or why there is none.
 
         None until all processes of the run have exited.
         """
 
-    def stop(self, running: Sequence[Job]) -> None:
+    def stop(self, running: Sequence[QueuedRun]) -> None:
         """Ask the runs to save and stop, as Ctrl-C does; the queue waits until they have."""
 
-    def close(self, running: Sequence[Job]) -> None:
+    def close(self, running: Sequence[QueuedRun]) -> None:
         """Release all resources. running: the runs left after an error or a second Ctrl-C."""
 
 

@@ -26,7 +26,7 @@ from llama_lab.training.warm_start import check_start
 from llama_lab.util.errors import FinishedRunError, RunFailedError
 from llama_lab.util.formatting import duration
 
-from .engine import Engine, Job
+from .engine import Engine, QueuedRun
 from .process import program
 from .progress import QueueDisplay, latest_metrics, queue_seconds_left, read_progress
 
@@ -59,9 +59,9 @@ class Queue:
         self._overrides = [run.overrides if isinstance(run, Run) else run for run in runs]
         self._display = QueueDisplay(Console())
         self._unplanned = deque(enumerate(runs))
-        self._ready: list[Job] = []
-        self._running: list[Job] = []  # accepted by the engine, where they may still wait
-        self._reported: dict[Job, float] = {}  # when each started
+        self._ready: list[QueuedRun] = []
+        self._running: list[QueuedRun] = []  # accepted by the engine, where they may still wait
+        self._reported: dict[QueuedRun, float] = {}  # when each started
         self._returns: dict[int, JobReturn] = {}
         self._ended: Counter[str] = Counter()
         self._durations: list[float] = []  # of the runs that finished here
@@ -107,35 +107,35 @@ class Queue:
 
     def _collect(self) -> None:
         """Print where runs have started, which may be more than once; print and store the results of ended ones."""
-        for job in list(self._running):
-            exit_status, title = self._engine.poll(job), job.run.title
-            if job.place and self._reported.get(job) != job.started_at:
-                self._reported[job] = job.started_at
-                self._display.print_line(f"{title}: begins on {job.place}")
+        for queued in list(self._running):
+            exit_status, title = self._engine.poll(queued), queued.run.title
+            if queued.place and self._reported.get(queued) != queued.started_at:
+                self._reported[queued] = queued.started_at
+                self._display.print_line(f"{title}: begins on {queued.place}")
             if exit_status is None:
                 continue
-            self._running.remove(job)
-            self._worked += job.seconds
-            status, detail, error = job.result(exit_status)
+            self._running.remove(queued)
+            self._worked += queued.seconds
+            status, detail, error = queued.result(exit_status)
             self._display.print_line(f"{title}: {status}, {detail}")
             if status == "done":
-                self._durations.append(job.seconds)
-                if job.run.folder.metrics.exists():  # not of what measures speeds
-                    self._trained += latest_metrics(job.run.folder.metrics).get("seconds", 0.0)
+                self._durations.append(queued.seconds)
+                if queued.run.folder.metrics.exists():  # not of what measures speeds
+                    self._trained += latest_metrics(queued.run.folder.metrics).get("seconds", 0.0)
             elif status == "failed" and isinstance(error, RunFailedError):
-                for line in job.last_lines():
+                for line in queued.last_lines():
                     self._display.print_line(f"  {line}")
-            self._store(job.index, status, error or job.run.folder.final_loss)
+            self._store(queued.index, status, error or queued.run.folder.final_loss)
 
     def _start(self) -> None:
-        """Start ready jobs, except those whose folder another one uses or waits for."""
-        first: dict[Path, Job] = {}
-        for job in (*self._running, *self._ready):
-            first.setdefault(job.folder, job)
-        startable = [job for job in self._ready if first[job.folder] is job]
+        """Start ready runs, except those whose folder another one uses or waits for."""
+        first: dict[Path, QueuedRun] = {}
+        for queued in (*self._running, *self._ready):
+            first.setdefault(queued.folder, queued)
+        startable = [queued for queued in self._ready if first[queued.folder] is queued]
         started = self._engine.start(startable, self._running, more=bool(self._unplanned))
         self._running += started
-        self._ready = [job for job in self._ready if job not in started]
+        self._ready = [queued for queued in self._ready if queued not in started]
 
     def _plan_next(self) -> bool:
         """Plan the next run, or store its result if it is done or cannot start; False if none is left."""
@@ -150,7 +150,7 @@ class Queue:
             else:
                 run = composed_run(self._loader, self._config, requested, self._engine.site)
             check_start(run)
-            self._ready.append(planned_job(index, run, self._config))
+            self._ready.append(queued_run(index, run, self._config))
         except FinishedRunError:
             self._display.print_line(f"{title}: done before, passed over")
             self._store(index, "done", run.folder.final_loss)
@@ -169,11 +169,11 @@ class Queue:
         """Show the runs that are training, if it is time to."""
         if not self._display.due:
             return
-        working = [(job, read_progress(job.run, job.started_at)) for job in self._running if job.place]
-        rows = [(str(job.place), job.run, progress) for job, progress in working]
+        working = [(queued, read_progress(queued.run, queued.started_at)) for queued in self._running if queued.place]
+        rows = [(str(queued.place), queued.run, progress) for queued, progress in working]
         # What finished runs took beside training, those that train will take too.
         share = max(1.0, sum(self._durations) / self._trained) if self._trained else 1.0
-        training = [(job.seconds, progress.seconds_left) for job, progress in working]
+        training = [(queued.seconds, progress.seconds_left) for queued, progress in working]
         times = [(since, None if left is None else share * left) for since, left in training]
         waiting = len(self._overrides) - len(self._returns) - len(rows)
         slots = self._engine.max_parallel or max(1, len(rows))
@@ -183,7 +183,7 @@ class Queue:
 
 
 def composed_run(loader: ConfigLoader, config: DictConfig, overrides: list[str], site: Site | None) -> Run:
-    """The run of a job of a sweep. config: of the sweep's command. site: see `requested_run`. Raises ConfigError."""
+    """A run of a sweep. config: of the sweep's command. site: see `requested_run`. Raises ConfigError."""
     cfg = loader.load_sweep_config(config, overrides)
     typed = list(cfg.hydra.overrides.task)
     run_cfg, choices = run_config(cfg, dict(cfg.hydra.runtime.choices))
@@ -192,11 +192,11 @@ def composed_run(loader: ConfigLoader, config: DictConfig, overrides: list[str],
     return run
 
 
-def planned_job(index: int, run: Run, config: DictConfig) -> Job:
-    """The job of a run, with the command line that trains it alone. config: of the launching command."""
+def queued_run(index: int, run: Run, config: DictConfig) -> QueuedRun:
+    """The run with the command line that trains it alone. config: of the launching command."""
     given = [o for o in (*config.hydra.overrides.hydra, *run.overrides) if not LAUNCHING.match(override_key(o))]
     kept = [o for o in given if not belongs(override_key(o), PLACED)]
     kept += ["hydra/launcher=basic", "hydra.mode=RUN"]  # an experiment may choose others, or a study
     values = (run.hardware.accelerator, run.hardware.devices, run.hardware.num_nodes)
     placed = [f"{key}={value}" for key, value in zip(PLACED, values, strict=True)]
-    return Job(index, run, [*program(), *typed_flags(), *kept, *placed])
+    return QueuedRun(index, run, [*program(), *typed_flags(), *kept, *placed])

@@ -14,7 +14,7 @@ from llama_lab.devices.hardware import choose_accelerator, usable_cores
 from llama_lab.devices.site import Site
 from llama_lab.runs.environment import RUNS_AT_ONCE
 
-from .engine import Engine, Job, check_alone
+from .engine import Engine, QueuedRun, check_alone
 from .forks import FORKS, RunFork
 from .process import RunProcess, run_variables, without_ranks
 from .settings import LocalSettings, setting_error
@@ -92,7 +92,7 @@ class LocalEngine(Engine):
         accelerator = choose_accelerator(config.trainer.accelerator)
         gpus = visible_gpus(os.environ, torch.cuda.device_count())
         self._slots = make_slots(settings, accelerator, gpus, usable_cores(), threads)
-        self._processes: dict[Job, RunProcess] = {}
+        self._processes: dict[QueuedRun, RunProcess] = {}
         self.site = Site("local_gpus", (accelerator,), gpus=settings.gpus_per_run)
         self.max_parallel = len(self._slots)
 
@@ -100,29 +100,29 @@ class LocalEngine(Engine):
         """The slots; nothing needs to be acquired."""
         return f"{len(self._slots)} slots: {', '.join(slot.name for slot in self._slots)}"
 
-    def start(self, jobs: Sequence[Job], running: Sequence[Job], more: bool) -> Sequence[Job]:
-        """Start a job in every free slot."""
-        occupied = [job.place for job in running]
+    def start(self, ready: Sequence[QueuedRun], running: Sequence[QueuedRun], more: bool) -> Sequence[QueuedRun]:
+        """Start a run in every free slot."""
+        occupied = [queued.place for queued in running]
         free = [slot for slot in self._slots if slot.name not in occupied]
-        for job, slot in zip(jobs, free, strict=False):
-            job.start(slot.name, time.time())
-            hardware = job.run.hardware
+        for queued, slot in zip(ready, free, strict=False):
+            queued.start(slot.name, time.time())
+            hardware = queued.run.hardware
             environment = slot_environment(slot, hardware.devices, os.environ) | run_variables()
             environment[RUNS_AT_ONCE] = str(slot.sharing)
             begin = RunFork if FORKS and (hardware.accelerator, hardware.devices) == ("cpu", 1) else RunProcess
-            self._processes[job] = begin(job.command, job.open_output(), environment, Path.cwd())
-        return jobs[: len(free)]
+            self._processes[queued] = begin(queued.command, queued.open_output(), environment, Path.cwd())
+        return ready[: len(free)]
 
-    def poll(self, job: Job) -> int | None:
+    def poll(self, queued: QueuedRun) -> int | None:
         """The exit status of the process."""
-        return self._processes[job].poll()
+        return self._processes[queued].poll()
 
-    def stop(self, running: Sequence[Job]) -> None:
+    def stop(self, running: Sequence[QueuedRun]) -> None:
         """Send SIGINT to the runs."""
-        for job in running:
-            self._processes[job].send(signal.SIGINT)
+        for queued in running:
+            self._processes[queued].send(signal.SIGINT)
 
-    def close(self, running: Sequence[Job]) -> None:
+    def close(self, running: Sequence[QueuedRun]) -> None:
         """Kill the runs: none outlives its launcher."""
-        for job in running:
-            self._processes[job].kill()
+        for queued in running:
+            self._processes[queued].kill()

@@ -18,7 +18,7 @@ from llama_lab.util.errors import INTERRUPTED
 LIFELINE = "LLAMA_LAB_LIFELINE"  # set where standard input is a pipe that closes when the launcher exits
 LAST_WORDS_SECONDS = 5.0
 STOPPED = (INTERRUPTED, -signal.SIGINT, -signal.SIGTERM)  # exit statuses of a run that was asked to stop
-# Variables that make a process a rank of a larger job. A launched run starts without them.
+# Variables that make a process a rank of a larger one. A launched run starts without them.
 RANKS = r"((LOCAL|GROUP|NODE)_)?RANK|WORLD_SIZE|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
 
 
@@ -58,7 +58,7 @@ def follow_launcher() -> None:
 
 @contextmanager
 def first_rank_first() -> Iterator[None]:
-    """In a job of a launcher, hold back the errors of all ranks but the first, which reports and records them.
+    """In a launched run, hold back the errors of all ranks but the first, which reports and records them.
 
     srun kills the others as soon as one exits.
     """

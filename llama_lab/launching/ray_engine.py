@@ -20,7 +20,7 @@ from llama_lab.devices.site import Site
 from llama_lab.runs.folder import PLACE
 from llama_lab.util.errors import INTERRUPTED, ConfigError, first_line
 
-from .engine import Engine, Job, check_alone
+from .engine import Engine, QueuedRun, check_alone
 from .local_engine import Slot, slot_environment
 from .process import run_variables
 from .settings import RaySettings, is_host_and_port, setting_error
@@ -66,8 +66,8 @@ class RayEngine(Engine):
             raise ConfigError("hydra/launcher=ray: needs Ray; pip install 'llama-lab[ray]'")
         self._settings = settings
         self._cluster = ExitStack()
-        self._tasks: dict[Job, Any] = {}  # Ray's own, which it starts again if their Ray worker or node dies
-        self._cancelled: set[Job] = set()
+        self._tasks: dict[QueuedRun, Any] = {}  # Ray's own, which it starts again if their Ray worker or node dies
+        self._cancelled: set[QueuedRun] = set()
         elsewhere, wanted = settings.address is not None, config.trainer.accelerator
         accelerator = wanted if elsewhere else choose_accelerator(wanted)
         if accelerator == "auto":
@@ -128,50 +128,50 @@ class RayEngine(Engine):
         machines = "" if len(nodes) == 1 else f"{len(nodes)} nodes, "
         return f"{where}: {machines}{cpus:g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
 
-    def start(self, jobs: Sequence[Job], running: Sequence[Job], more: bool) -> Sequence[Job]:
-        """Submit all jobs to Ray, in order."""
+    def start(self, ready: Sequence[QueuedRun], running: Sequence[QueuedRun], more: bool) -> Sequence[QueuedRun]:
+        """Submit all runs to Ray, in order."""
         import ray
 
         from .ray_node import work
 
         slot = Slot("", (), int(self._options["num_cpus"]))
-        for job in jobs:
-            place = job.folder / PLACE
+        for queued in ready:
+            place = queued.folder / PLACE
             place.unlink(missing_ok=True)
-            environment = slot_environment(slot, job.run.hardware.devices, os.environ) | run_variables()
-            task = ray.remote(work).options(name=job.run.title, **self._options)
-            self._tasks[job] = task.remote(job.command, job.open_output(), place, environment, Path.cwd())
-        return jobs
+            environment = slot_environment(slot, queued.run.hardware.devices, os.environ) | run_variables()
+            task = ray.remote(work).options(name=queued.run.title, **self._options)
+            self._tasks[queued] = task.remote(queued.command, queued.open_output(), place, environment, Path.cwd())
+        return ready
 
-    def poll(self, job: Job) -> int | str | None:
+    def poll(self, queued: QueuedRun) -> int | str | None:
         """The exit status of the run's process, or Ray's error."""
         import ray
         from ray import exceptions
 
-        place = job.folder / PLACE
-        if place.exists() and (started_at := place.stat().st_mtime) != job.started_at:
-            job.start(place.read_text(), started_at)
-        if not ray.wait([self._tasks[job]], timeout=0)[0]:
+        place = queued.folder / PLACE
+        if place.exists() and (started_at := place.stat().st_mtime) != queued.started_at:
+            queued.start(place.read_text(), started_at)
+        if not ray.wait([self._tasks[queued]], timeout=0)[0]:
             return None
         try:
-            exit_status: int | str = ray.get(self._tasks[job])
+            exit_status: int | str = ray.get(self._tasks[queued])
             return exit_status
         except exceptions.TaskCancelledError:
             return INTERRUPTED
         except exceptions.RayTaskError as error:
             return first_line(error.cause or error)
         except exceptions.RayError as error:
-            return INTERRUPTED if job in self._cancelled else first_line(error)
+            return INTERRUPTED if queued in self._cancelled else first_line(error)
 
-    def stop(self, running: Sequence[Job], force: bool = False) -> None:
+    def stop(self, running: Sequence[QueuedRun], force: bool = False) -> None:
         """Remove the runs from Ray's queue, or raise KeyboardInterrupt in their tasks; or kill these if `force`."""
         import ray
 
-        for job in running:
-            self._cancelled.add(job)
-            ray.cancel(self._tasks[job], force=force)
+        for queued in running:
+            self._cancelled.add(queued)
+            ray.cancel(self._tasks[queued], force=force)
 
-    def close(self, running: Sequence[Job]) -> None:
+    def close(self, running: Sequence[QueuedRun]) -> None:
         """Kill the runs: none outlives its launcher."""
         self.stop(running, force=True)
         self._cluster.close()

@@ -27,7 +27,7 @@ from llama_lab.runs import environment
 from llama_lab.runs.folder import changes, resolved, write_yaml
 from llama_lab.util.errors import INTERRUPTED, ConfigError
 
-from .engine import Engine, Job
+from .engine import Engine, QueuedRun
 from .settings import SlurmSettings
 from .slurm_script import batch_script, submit
 
@@ -141,8 +141,8 @@ class SlurmEngine(Engine):
         self.site = Site("slurm", accelerators, elsewhere=True)
         self._settings = settings
         self._watch = Watch()
-        self._infos: dict[Job, JobInfo] = {}  # of all started jobs, as squeue shows them, or showed them last
-        self._over_since: dict[Job, float] = {}
+        self._infos: dict[QueuedRun, JobInfo] = {}  # of all started runs, as squeue shows them, or showed them last
+        self._over_since: dict[QueuedRun, float] = {}
         self._reported: set[str] = set()
         self._warned = False
 
@@ -150,64 +150,64 @@ class SlurmEngine(Engine):
         """The partition; nothing needs to be acquired."""
         return f"Slurm, partition {self._settings.partition or 'by default'}"
 
-    def start(self, jobs: Sequence[Job], running: Sequence[Job], more: bool) -> Sequence[Job]:
-        """Once all jobs are ready, attach to those that are in Slurm already, and submit an array for each shape.
+    def start(self, ready: Sequence[QueuedRun], running: Sequence[QueuedRun], more: bool) -> Sequence[QueuedRun]:
+        """Once all runs are ready, attach to those that are in Slurm already, and submit an array for each shape.
 
         Raises ConfigError if squeue fails, sbatch refuses, or a job in Slurm trains something else in a run's folder.
         """
         self._report_reasons(running)
-        if more or not jobs:
+        if more or not ready:
             return []
-        self._attach(jobs)
-        for same in by_shape([job for job in jobs if job not in self._infos]):
+        self._attach(ready)
+        for same in by_shape([queued for queued in ready if queued not in self._infos]):
             self._submit(same)
-        return jobs
+        return ready
 
-    def _report_reasons(self, running: Sequence[Job]) -> None:
+    def _report_reasons(self, running: Sequence[QueuedRun]) -> None:
         """Print once why jobs wait, unless they wait for their turn."""
-        for info in (self._infos[job] for job in running):
+        for info in (self._infos[queued] for queued in running):
             if info.state == "PENDING" and info.reason not in PASSING | self._reported:
                 self._reported.add(info.reason)
                 print(f"job {info.job_id} waits, Slurm says: {info.reason}", flush=True)
 
-    def _attach(self, jobs: Sequence[Job]) -> None:
-        """Attach to jobs that another launcher submitted."""
+    def _attach(self, ready: Sequence[QueuedRun]) -> None:
+        """Attach to the jobs of runs that another launcher submitted."""
         there: dict[Path, JobInfo] = {}
         for info in self._watch.jobs(fresh=True).values():
             output = info.file(".log")
             is_ours = info.folder.parent.name == ARRAYS and output.is_symlink()
             if is_ours and info.state not in ENDED and not info.file(".exit").exists():
                 there[output.readlink().parent] = info
-        attached = {job: there[job.folder] for job in jobs if job.folder in there}
-        for job, info in attached.items():
-            job.open_output()
-            check_same(job, info)
+        attached = {queued: there[queued.folder] for queued in ready if queued.folder in there}
+        for queued, info in attached.items():
+            queued.open_output()
+            check_same(queued, info)
         if attached:
             print(f"{len(attached)} runs are in Slurm's queue, or at work: waiting for those", flush=True)
         self._infos |= attached
 
-    def _submit(self, jobs: Sequence[Job]) -> None:
-        """Submit jobs of one shape as an array."""
+    def _submit(self, same: Sequence[QueuedRun]) -> None:
+        """Submit runs of one shape as an array of jobs."""
         self._warn_if_dirty()
-        arrays = arrays_of(jobs)
+        arrays = arrays_of(same)
         arrays.mkdir(parents=True, exist_ok=True)
         folder = Path(mkdtemp(prefix=time.strftime("%m%d-%H%M-"), dir=arrays))
-        for number, job in enumerate(jobs):
-            write_yaml(resolved(job.run.cfg), folder / f"{number}.yaml")
-            (folder / f"{number}.log").symlink_to(job.open_output())
+        for number, queued in enumerate(same):
+            write_yaml(resolved(queued.run.cfg), folder / f"{number}.yaml")
+            (folder / f"{number}.log").symlink_to(queued.open_output())
         try:
-            array = submit(folder, jobs, self._settings)
+            array = submit(folder, same, self._settings)
         except ConfigError:
             shutil.rmtree(folder)
             raise
-        accelerator, devices, nodes = shape_of(jobs[0])
+        accelerator, devices, nodes = shape_of(same[0])
         print(
-            f"submitted job {array}: {len(jobs)} runs, each on {nodes} x {devices} {accelerator}; "
+            f"submitted job {array}: {len(same)} runs, each on {nodes} x {devices} {accelerator}; "
             f"scancel {array} would end it",
             flush=True,
         )
-        for number, job in enumerate(jobs):
-            self._infos[job] = self._watch.expect(f"{array}_{number}", folder)
+        for number, queued in enumerate(same):
+            self._infos[queued] = self._watch.expect(f"{array}_{number}", folder)
 
     def _warn_if_dirty(self) -> None:
         """Warn once if the source tree is dirty: jobs import it when they start, which may be days from now."""
@@ -217,23 +217,24 @@ class SlurmEngine(Engine):
             warning = "warning: the source tree has uncommitted changes, and jobs that wait import it as it is then"
             print(warning, file=sys.stderr)
 
-    def poll(self, job: Job) -> int | str | None:
+    def poll(self, queued: QueuedRun) -> int | str | None:
         """The exit status that the batch script wrote; without one, the final state of the job."""
         jobs = self._watch.jobs()
-        job_id = self._infos[job].job_id
-        info = self._infos[job] = jobs.get(job_id, self._infos[job])
-        job.place = None
+        job_id = self._infos[queued].job_id
+        info = self._infos[queued] = jobs.get(job_id, self._infos[queued])
+        queued.place = None
         has_ended = self._watch.exists(exit_file := info.file(".exit"))
         if info.state not in WAITING and self._watch.exists(started := info.file(".started")):
             started_at = started.stat().st_mtime
             seconds = max(0.0, (exit_file.stat().st_mtime if has_ended else time.time()) - started_at)
-            job.start(f"{started.read_text().strip()} (job {job_id})", started_at, seconds)  # with the id for scancel
+            place = f"{started.read_text().strip()} (job {job_id})"  # with the id for scancel
+            queued.start(place, started_at, seconds)
         if has_ended:
             return int(exit_file.read_text())
         if info.state not in ENDED and job_id in jobs:
-            self._over_since.pop(job, None)
+            self._over_since.pop(queued, None)
             return None
-        if time.monotonic() - self._over_since.setdefault(job, time.monotonic()) < GRACE_SECONDS:
+        if time.monotonic() - self._over_since.setdefault(queued, time.monotonic()) < GRACE_SECONDS:
             return None
         if info.state in ("CANCELLED", "PREEMPTED", "COMPLETED"):
             return INTERRUPTED
@@ -242,51 +243,51 @@ class SlurmEngine(Engine):
         advice = f"; raise {REMEDIES[info.state]}" if info.state in REMEDIES else ""
         return f"its job {job_id} ended as {info.state}{advice}"
 
-    def stop(self, running: Sequence[Job]) -> None:
+    def stop(self, running: Sequence[QueuedRun]) -> None:
         """Stop waiting; the jobs stay."""
         raise KeyboardInterrupt
 
-    def close(self, running: Sequence[Job]) -> None:
+    def close(self, running: Sequence[QueuedRun]) -> None:
         """Print which jobs stay, and delete the folders of arrays that have ended."""
         if running:
-            arrays = {self._infos[job].job_id.partition("_")[0] for job in running}
+            arrays = {self._infos[queued].job_id.partition("_")[0] for queued in running}
             waiting = f"{len(running)} runs stay in Slurm; the same command waits for them"
             print(f"{waiting}, scancel {' '.join(sorted(arrays, key=int))} ends them", flush=True)
-        ended = {info.job_id for job, info in self._infos.items() if job not in running}
+        ended = {info.job_id for queued, info in self._infos.items() if queued not in running}
         live = [info for info in self._watch.jobs().values() if info.state not in ENDED and info.job_id not in ended]
         for folder in {info.folder for info in self._infos.values()} - {info.folder for info in live}:
             shutil.rmtree(folder)
 
 
-def print_scripts(jobs: Sequence[Job], settings: SlurmSettings) -> None:
+def print_scripts(runs: Sequence[QueuedRun], settings: SlurmSettings) -> None:
     """Print the batch scripts that would train the runs, to be submitted by hand."""
-    for number, same in enumerate(by_shape(jobs)):
-        folder = arrays_of(jobs) / f"{time.strftime('%m%d-%H%M')}-printed-{number}"
+    for number, same in enumerate(by_shape(runs)):
+        folder = arrays_of(runs) / f"{time.strftime('%m%d-%H%M')}-printed-{number}"
         print(batch_script(folder, same, settings))
 
 
-def arrays_of(jobs: Sequence[Job]) -> Path:
-    """The folder of the arrays of jobs, which have one runs_dir."""
-    return Path(jobs[0].run.cfg.runs_dir).absolute() / ARRAYS
+def arrays_of(runs: Sequence[QueuedRun]) -> Path:
+    """The folder of the arrays of runs, which have one runs_dir."""
+    return Path(runs[0].run.cfg.runs_dir).absolute() / ARRAYS
 
 
-def shape_of(job: Job) -> tuple[str, int, int]:
-    """What a job requests: its accelerator, devices per node, and nodes."""
-    hardware = job.run.hardware
+def shape_of(queued: QueuedRun) -> tuple[str, int, int]:
+    """What a run requests: its accelerator, devices per node, and nodes."""
+    hardware = queued.run.hardware
     return hardware.accelerator, hardware.devices, hardware.num_nodes
 
 
-def by_shape(jobs: Sequence[Job]) -> Iterator[list[Job]]:
-    """The jobs that can share an array."""
-    return (list(same) for _, same in groupby(sorted(jobs, key=shape_of), shape_of))
+def by_shape(runs: Sequence[QueuedRun]) -> Iterator[list[QueuedRun]]:
+    """The runs that can share an array."""
+    return (list(same) for _, same in groupby(sorted(runs, key=shape_of), shape_of))
 
 
-def check_same(job: Job, info: JobInfo) -> None:
-    """Raise ConfigError if the job in Slurm trains with other settings than `job`."""
-    changed = changes(stored_settings(info.file(".yaml")), resolved(job.run.cfg), CHANGEABLE)
+def check_same(queued: QueuedRun, info: JobInfo) -> None:
+    """Raise ConfigError if the job in Slurm trains with other settings than `queued`."""
+    changed = changes(stored_settings(info.file(".yaml")), resolved(queued.run.cfg), CHANGEABLE)
     if changed:
         key, old, new = changed[0]
         raise ConfigError(
-            f"{key}={new}: job {info.job_id} trains in {job.run.folder.path} with {key}={old}; give the same settings, "
-            f"choose another name, or scancel {info.job_id}"
+            f"{key}={new}: job {info.job_id} trains in {queued.run.folder.path} with {key}={old}; give the same "
+            f"settings, choose another name, or scancel {info.job_id}"
         )

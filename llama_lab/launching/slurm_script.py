@@ -15,7 +15,7 @@ from typing import Any
 
 from llama_lab.util.errors import ConfigError
 
-from .engine import Job
+from .engine import QueuedRun
 from .process import run_variables, without_ranks
 from .settings import SlurmSettings
 
@@ -62,13 +62,13 @@ exit "$status"
 """
 
 
-def submit(folder: Path, jobs: Sequence[Job], settings: SlurmSettings) -> str:
+def submit(folder: Path, runs: Sequence[QueuedRun], settings: SlurmSettings) -> str:
     """Write the batch script of an array into `folder` and submit it; return the array's id.
 
     Raises ConfigError with sbatch's message if it refuses.
     """
     script = folder / SCRIPT
-    script.write_text(batch_script(folder, jobs, settings, f"{str(folder).replace('%', '%%')}/%a.log"))
+    script.write_text(batch_script(folder, runs, settings, f"{str(folder).replace('%', '%%')}/%a.log"))
     # Without the variables of a job that this process itself may be part of.
     environment = without_ranks(os.environ, r"(?!SLURM_CONF$)(SLURM|SRUN)_.*")
     for option in ("--test-only", "--parsable"):
@@ -80,15 +80,15 @@ def submit(folder: Path, jobs: Sequence[Job], settings: SlurmSettings) -> str:
     return done.stdout.strip().partition(";")[0]  # the cluster's name may follow
 
 
-def batch_script(folder: Path, jobs: Sequence[Job], settings: SlurmSettings, output: str | None = None) -> str:
-    """The batch script of an array whose job i trains `jobs[i]`. All need the same devices and nodes.
+def batch_script(folder: Path, runs: Sequence[QueuedRun], settings: SlurmSettings, output: str | None = None) -> str:
+    """The batch script of an array whose job i trains `runs[i]`. All need the same devices and nodes.
 
     folder: for the files of the jobs, which the script makes if need be. output: of Slurm's; None: its default.
     """
-    hardware = jobs[0].run.hardware
+    hardware = runs[0].run.hardware
     options: dict[str, Any] = {
         "job-name": "llama-lab",
-        "array": f"0-{len(jobs) - 1}%{settings.at_a_time or len(jobs)}",
+        "array": f"0-{len(runs) - 1}%{settings.at_a_time or len(runs)}",
         "chdir": Path.cwd(),
         "output": output,
         "open-mode": "append",
@@ -110,16 +110,16 @@ def batch_script(folder: Path, jobs: Sequence[Job], settings: SlurmSettings, out
     # srun's `--unbuffered` would give the ranks a terminal.
     cpus = [] if settings.cpus_per_task is None else [f"--cpus-per-task={settings.cpus_per_task}"]
     srun = shlex.join(["srun", "--kill-on-bad-exit=1", *cpus])
-    cases = "\n".join(f"  {number}) {case(job)} ;;" for number, job in enumerate(jobs))
+    cases = "\n".join(f"  {number}) {case(queued)} ;;" for number, queued in enumerate(runs))
     body = BODY.format(cases=cases, folder=shlex.quote(str(folder)), srun=srun)
     return "\n".join(["#!/bin/bash", *lines, "", *exports, *settings.setup, body])
 
 
-def case(job: Job) -> str:
+def case(queued: QueuedRun) -> str:
     """The shell's settings for a run. One that starts over does so until its record is newer than the job's config."""
-    starts_over = [argument for argument in job.command if argument.startswith("overwrite=")]
-    kept = [argument for argument in job.command if argument not in starts_over]
-    found = f"record={shlex.quote(str(job.folder))} run=({shlex.join(kept)})"
+    starts_over = [argument for argument in queued.command if argument.startswith("overwrite=")]
+    kept = [argument for argument in queued.command if argument not in starts_over]
+    found = f"record={shlex.quote(str(queued.folder))} run=({shlex.join(kept)})"
     if starts_over:
         found += f'; [ "$record"/resolved.yaml -nt "$files".yaml ] || run+=({shlex.join(starts_over)})'
     return found

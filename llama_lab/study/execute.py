@@ -36,18 +36,18 @@ def execute(
     cfg: DictConfig,
     context: HydraContext,
     arguments: Sequence[str],
-    job: TaskFunction,
+    task: TaskFunction,
     report: Callable[[Path, Trust, DictConfig | None], bool],
 ) -> None:
     """Run the study on the command line. Exits with status 1 if a run failed, or a judged one diverged.
 
-    job: trains a run where Hydra's own launchers do. report: on the folder of the study, with the settings of a logger
+    task: trains a run where Hydra's own launchers do. report: on the folder of the study, with the settings of a logger
     if there are new runs; returns whether all went well. Raises ConfigError before anything trains if an arm
     cannot be trained, or the study has changed since its runs.
     """
     _, defaults = Composer(context.config_loader, ()).compose()
     command = read_command(cfg.copy(), arguments, defaults["arch"])
-    launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=job, config=cfg)
+    launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=cfg)
     site: Site | None = getattr(launcher, "site", None) if cfg.device is None else None  # of our launchers
     if cfg.device is not None:  # priced as if Slurm gave a run any number of these devices
         command, site = replace(command, launcher="slurm"), Site("slurm", ("gpu",), elsewhere=True)

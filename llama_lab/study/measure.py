@@ -42,69 +42,70 @@ ROUNDS = 5
 STEPS = 3  # timed training steps per round
 
 
-def measure_study(job: Run) -> None:
-    """Measure the arms of the study in the job's config key `measure`, on the job's hardware, and write speed.json.
+def measure_study(measuring: Run) -> None:
+    """Measure the arms of the study that `measuring` names by its key `measure`, on its hardware, and write speed.json.
 
     Runs on every rank. Raises ConfigError, and KeyboardInterrupt at Ctrl-C.
     """
-    check_started(job.hardware)
+    check_started(measuring.hardware)
     quiet_libraries()
-    folder = job.folder.path
+    folder = measuring.folder.path
     if not (folder / STUDY).exists():
         raise ConfigError(f"measure={folder}: holds no study; name the folder of one, such as runs/ladder")
-    jobs = {}
+    runs = {}
     for arm in Study.load(folder).arms:
         judged = [folder / member.folder for member in arm.judged]
         if done := [run for run in judged if (now := RunFolder(run).status) and now.status == "done"]:
-            jobs[arm.name] = job_of(done[0], job)
-    if not jobs:
+            runs[arm.name] = timed_run(done[0], measuring)
+    if not runs:
         raise ConfigError(f"measure={folder}: none of its arms has a finished run; train it first")
     with open_display(steps=1, rank=current_rank()) as display:
-        dataset = open_dataset(next(iter(jobs.values())).cfg, display)
+        dataset = open_dataset(next(iter(runs.values())).cfg, display)
     try:
-        arms = measure_in_turn(jobs, dataset)
+        arms = measure_in_turn(runs, dataset)
     except SystemExit:  # Lightning raises it on Ctrl-C
         raise KeyboardInterrupt from None
     leave_process_group()
     if current_rank() == 0:
-        here, threads = job.hardware, torch.get_num_threads()
+        here, threads = measuring.hardware, torch.get_num_threads()
         StudySpeed(here.device_name, here.world_size, here.precision, threads, torch.__version__, arms).save(folder)
 
 
-def job_of(run: Path, job: Run) -> Run:
-    """The run in a folder as a job on the hardware of `job`, compiled as the run was unless `job` says otherwise.
+def timed_run(run: Path, measuring: Run) -> Run:
+    """The run in a folder, to be timed on the hardware of `measuring`, and compiled as it was unless that says not.
 
     Raises ConfigError for targets that are not trusted.
     """
     cfg = stored_config(run / RESOLVED)
-    trust = Trust.of_command(tuple(job.cfg.trust))
-    trust.check(cfg, f"measure={job.cfg.measure}: {run / RESOLVED}", lambda package: f"trust=[{package}]")
-    compiled = RunFolder(run).compiled if job.cfg.trainer.compile == "auto" else job.compiled
+    trust = Trust.of_command(tuple(measuring.cfg.trust))
+    trust.check(cfg, f"measure={measuring.cfg.measure}: {run / RESOLVED}", lambda package: f"trust=[{package}]")
+    compiled = RunFolder(run).compiled if measuring.cfg.trainer.compile == "auto" else measuring.compiled
     if compiled:
-        check_compiler(job.hardware)
-    cfg.trainer = job.cfg.trainer.copy()
+        check_compiler(measuring.hardware)
+    cfg.trainer = measuring.cfg.trainer.copy()
     cfg.trainer.compile = compiled
     if not is_probe(cfg):
-        cfg.data.cache_dir = job.cfg.data.cache_dir
-    micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, job.hardware.world_size)  # its checks
-    return replace(job, cfg=cfg, steps=SLOW_STEPS + STEPS)
+        cfg.data.cache_dir = measuring.cfg.data.cache_dir
+    train, world_size = cfg.train, measuring.hardware.world_size
+    micro_batches_per_step(train.batch_size, train.micro_batch_size, world_size)  # its checks
+    return replace(measuring, cfg=cfg, steps=SLOW_STEPS + STEPS)
 
 
-def measure_in_turn(jobs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmSpeed]:
+def measure_in_turn(runs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmSpeed]:
     """Measure every arm once per round (arms that differ in budget only count as one); decoding on rank 0."""
     first: dict[str, str] = {}  # arm by settings
-    alike = {name: first.setdefault(settings_but_budget(job), name) for name, job in jobs.items()}
+    alike = {name: first.setdefault(settings_but_budget(run), name) for name, run in runs.items()}
     arms = {name: ArmSpeed([], []) for name in first.values()}
     for number in range(ROUNDS):
         for name in alternating(arms, number):  # a slowdown affects all arms
-            found, device = arms[name], jobs[name].hardware.torch_device
+            found, device = arms[name], runs[name].hardware.torch_device
             if device.type == "cuda":
                 gc.collect()  # what the arm before left in cycles of references
                 reset_peak_memory(device)
-            found.train.append(training_speed(jobs[name], dataset))
+            found.train.append(training_speed(runs[name], dataset))
             if device.type == "cuda":
                 found.memory.append(peak_memory_bytes(device))
-            if current_rank() == 0 and (speeds := generation_speeds(jobs[name], dataset)):
+            if current_rank() == 0 and (speeds := generation_speeds(runs[name], dataset)):
                 found.decode.append(speeds[0])
                 found.prefill.append(speeds[1])
         if current_rank() == 0:
@@ -112,18 +113,18 @@ def measure_in_turn(jobs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmS
     return {name: arms[one] for name, one in alike.items()}
 
 
-def settings_but_budget(job: Run) -> str:
-    """The config of a job as text, without its name and how long it trains."""
-    cfg = copy.deepcopy(job.cfg)
+def settings_but_budget(run: Run) -> str:
+    """The config of a run as text, without its name and how long it trains."""
+    cfg = copy.deepcopy(run.cfg)
     cfg.arm = cfg.train.tokens = None
     return OmegaConf.to_yaml(cfg)
 
 
-def training_speed(job: Run, dataset: Dataset) -> float:
+def training_speed(run: Run, dataset: Dataset) -> float:
     """Training tokens per second over all devices: the median of `STEPS` steps after a warm-up."""
-    cfg = job.cfg
+    cfg = run.cfg
     model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
-    module = build_module(job, model, dataset.bytes_per_token)
+    module = build_module(run, model, dataset.bytes_per_token)
     seq_len, train = cfg.model.max_seq_len, cfg.train
     data = TokenDataModule(dataset, seq_len, train.batch_size, train.micro_batch_size, cfg.data.seed)
     ends: list[float] = []  # of the optimizer steps, until the device has done them; the first is the start of training
@@ -133,16 +134,16 @@ def training_speed(job: Run, dataset: Dataset) -> float:
         ends.append(time.perf_counter())
 
     clock = LambdaCallback(on_train_start=note, on_train_batch_end=note)
-    make_trainer(job, module, [clock], logger=False, limit_val_batches=0).fit(module, data)
-    return job.tokens_per_step / median(end - start for start, end in list(pairwise(ends))[SLOW_STEPS:])
+    make_trainer(run, module, [clock], logger=False, limit_val_batches=0).fit(module, data)
+    return run.tokens_per_step / median(end - start for start, end in list(pairwise(ends))[SLOW_STEPS:])
 
 
-def generation_speeds(job: Run, dataset: Dataset) -> tuple[float, float] | None:
+def generation_speeds(run: Run, dataset: Dataset) -> tuple[float, float] | None:
     """Tokens per second of one sequence, not compiled: decoding at the end of the context, and reading all of it.
 
     With the KV cache; None for a model that cannot decode with one.
     """
-    model = place(build_model(job.cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id), job.hardware)
+    model = place(build_model(run.cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id), run.hardware)
     if not model.decodes:
         return None
     context = model.max_seq_len

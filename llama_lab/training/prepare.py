@@ -48,7 +48,7 @@ def requested_run(
 
     site: where it trains; default: on this machine, in this process.
     """
-    check_job(cfg, choices)
+    check_run(cfg, choices)
     if cfg.draw:
         raise ConfigError(
             f"draw={cfg.draw}: draws one architecture and trains nothing; leave it out here: a study's report has "
@@ -69,7 +69,7 @@ def requested_run(
     return new_run(cfg, name, arm, overrides, ours, site.hardware if site else None, label)
 
 
-def check_job(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
+def check_run(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
     """Raise ConfigError for missing groups or settings, wrong types, and settings without an effect."""
     if missing := [group for group in groups() if group not in choices]:
         raise ConfigError(

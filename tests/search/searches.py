@@ -8,7 +8,7 @@ from hydra._internal.callbacks import Callbacks
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import HydraContext, RunMode
 
-from llama_lab.cli import train_job
+from llama_lab.cli import train_task
 from llama_lab.config.grammar import to_hydra
 from llama_lab.search.search import search
 from tests.conftest import Ran, last_of_each
@@ -62,7 +62,7 @@ def search_refusal(*overrides: str) -> str:
         cfg = Loader().load_configuration("config", to_hydra(last_of_each(overrides)), RunMode.MULTIRUN)
         HydraConfig.instance().set_config(cfg)
         context = HydraContext(config_loader=Loader(), callbacks=Callbacks())
-        search(cfg, context, train_job, list(cfg.hydra.overrides.task))
+        search(cfg, context, train_task, list(cfg.hydra.overrides.task))
 
     with commanding():
         return refused(begin, overrides)

@@ -65,9 +65,9 @@ def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
     order: list[str] = []
     training = measure.training_speed
 
-    def noted(job: measure.Run, *rest: measure.Dataset) -> float:
-        order.append(job.cfg.arm)
-        return training(job, *rest)
+    def noted(run: measure.Run, *rest: measure.Dataset) -> float:
+        order.append(run.cfg.arm)
+        return training(run, *rest)
 
     monkeypatch.setattr(measure, "training_speed", noted)
     ran = study()
@@ -90,15 +90,15 @@ def test_arms_that_differ_in_their_budget_alone_are_measured_as_one(
 ) -> None:
     order: list[str] = []
 
-    def noted(job: measure.Run, _: object) -> float:
-        order.append(job.cfg.arm)
+    def noted(run: measure.Run, _: object) -> float:
+        order.append(run.cfg.arm)
         return float(len(order))
 
     monkeypatch.setattr(measure, "training_speed", noted)
     monkeypatch.setattr(measure, "generation_speeds", lambda *_: None)
     arms = {"short": "train.tokens=5120", "long": "train.tokens=10240", "relu": "ffn=relu"}
-    jobs = {arm: planned(*tiny, f"arm={arm}", own, f"runs_dir={tmp_path}") for arm, own in arms.items()}
-    found = measure.measure_in_turn(jobs, None)  # type: ignore[arg-type]
+    runs = {arm: planned(*tiny, f"arm={arm}", own, f"runs_dir={tmp_path}") for arm, own in arms.items()}
+    found = measure.measure_in_turn(runs, None)  # type: ignore[arg-type]
     assert set(order) == {"short", "relu"}
     assert list(found) == list(arms)
     assert found["long"] == found["short"] != found["relu"]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from llama_lab.study.job import StudyProgress
+from llama_lab.study.task import StudyProgress
 from tests.analysis.synthetic import remove_run, run_folder, write_study
 from tests.training.tiny import planned
 

@@ -17,7 +17,7 @@ from llama_lab.devices.hardware import Hardware
 from llama_lab.runs.folder import RESOLVED
 from llama_lab.runs.result_table import summary_rows
 from llama_lab.runs.stored import Summary
-from llama_lab.study.measure import job_of
+from llama_lab.study.measure import timed_run
 from llama_lab.training import compiling
 from llama_lab.training import train as training
 from llama_lab.training.checkpointing import Checkpointing
@@ -98,8 +98,8 @@ def test_auto_compiles_a_long_run_and_says_so(
     assert (summary.metrics.get("perf/compile_seconds", 0) > 0) is compiles
     assert any("compiling" in label for label, _ in summary_rows(summary)) is compiles
     for setting, measured in (("auto", compiles), ("false", False)):
-        job = planned(*tiny, f"measure={tmp_path}", f"trainer.compile={setting}")
-        assert job_of(folder, job).compiled is measured
+        measuring = planned(*tiny, f"measure={tmp_path}", f"trainer.compile={setting}")
+        assert timed_run(folder, measuring).compiled is measured
 
 
 # What it needs

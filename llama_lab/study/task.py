@@ -24,12 +24,11 @@ from llama_lab.util.formatting import duration
 from .measure import measure_study
 
 
-def study_job(cfg: DictConfig) -> None:
+def study_task(cfg: DictConfig) -> None:
     """The task function of a study's runs. Hydra continues with the next run if this one fails."""
-    job = HydraConfig.get()
-    overrides = list(job.overrides.task)
-    cfg, choices = run_config(cfg, dict(job.runtime.choices))
-    run = requested_run(cfg, choices, overrides)
+    command = HydraConfig.get()
+    cfg, choices = run_config(cfg, dict(command.runtime.choices))
+    run = requested_run(cfg, choices, list(command.overrides.task))
     if cfg.measure:
         measure_study(run)
         return

@@ -64,7 +64,6 @@ def test_a_signal_to_a_stand_in_reaches_its_fork_and_what_that_has_started(
     script.write_text(CHAIN)
     command, variables = [preloaded.executable, str(script), "another"], {**environment, "WORD": "here"}
     process = Popen(command, env=variables, stdout=PIPE, stderr=PIPE, text=True)
-    assert process.stdout is not None
     (one, word), (other, same) = (process.stdout.readline().split() for _ in range(2))
     assert word == same == "here"
     assert str(process.pid) not in (one, other), "it was no fork"

@@ -1,7 +1,6 @@
 """Measurements of inference, from eval.json to the report's numbers and warnings."""
 
 import csv
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -69,15 +68,6 @@ def test_a_cache_is_that_of_one_sequence_also_where_batches_alone_were_measured(
     ]
     assert mha.cache("bfloat16") == mha.caches[1]
     assert mha.speeds == ()
-
-
-def test_without_a_measurement_nothing_is_reported(tmp_path: Path) -> None:
-    for i, parts in enumerate(({}, {"speed": [], "cache": []}, {"val/perplexity": 40.2, "sample": "def main("})):
-        result = analyse(evaluated(tmp_path / str(i), parts), tmp_path / str(i))
-        assert result.inference == ()
-        assert warnings_of(result) == []
-        write_page(result, tmp_path / "report.html")
-        assert ">Inference</h2>" not in (tmp_path / "report.html").read_text()
 
 
 def test_runs_that_were_not_evaluated_at_their_end_are_left_out_of_the_mean(tmp_path: Path) -> None:
@@ -198,15 +188,3 @@ def test_rounds_without_a_valid_time_give_no_speed_and_do_not_break_the_report(t
         write_page(result, tmp_path / "report.html")
         write_summary_csv(result, tmp_path / "summary.csv")
         assert (summary_rows(result)[0]["decode_tokens_per_second"] is None) == (parts is not entry)
-
-
-def test_lengths_and_speeds_stand_side_by_side_in_one_file(tmp_path: Path) -> None:
-    study = write_study(tmp_path, ARMS, lengths=(256, 512))
-    for arm in study.arms:
-        for member in arm.members:
-            lengths = json.loads((tmp_path / member.folder / "eval.json").read_text())["lengths"]
-            plant_evaluation(tmp_path / member.folder, lengths=lengths, **CLEAN)
-    result = analyse(study, tmp_path)
-    assert [list(arm.loss) for arm in result.lengths] == [[256, 512]] * 2
-    assert [len(arm.speeds) for arm in result.inference] == [3, 3]
-    assert warnings_of(result) == []

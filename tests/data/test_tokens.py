@@ -368,7 +368,6 @@ TokenDataset.open_or_build(TextFiles(sys.argv[1]), BPETokenizer(300), 0.2, sys.a
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == f"{phase}\n"
         os.killpg(process.pid, signal.SIGINT)
         more, error = process.communicate(timeout=60)

@@ -220,8 +220,6 @@ def test_ctrl_c_stops_a_process_with_one_line_and_keeps_the_parts_already_found(
 def test_a_reader_that_has_seen_enough_is_no_error(preloaded: PreloadedPython, endless: Path) -> None:
     command = [str(EVAL), f"run={endless}", "prompt=def €", "max_new_tokens=100000"]
     process = preloaded.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    assert process.stdout is not None
-    assert process.stderr is not None
     assert process.stdout.read(7) == "def €".encode()
     process.stdout.close()
     assert process.stderr.read() == b""

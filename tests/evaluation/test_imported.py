@@ -61,7 +61,6 @@ def test_an_imported_model_has_transformers_loss(
     assert result.keys() >= {"val/loss", "val/bits_per_byte", "lengths", "cache", "cache_losses", "speed", "sample"}
     assert (imported / "eval.png").exists()
     model = opened(imported, eval_settings(f"run={imported}", *text))
-    assert model is not None
     dataset = model.open_dataset()
     for entry in result["lengths"]:
         windows = dataset.val_windows(entry["length"])

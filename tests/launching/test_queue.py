@@ -30,7 +30,6 @@ def test_two_slots_run_two_jobs_at_the_same_time(sweep: Sweep) -> None:
     assert "a/seed=2: begins on cpu 2" in ran.out
     assert len(re.findall(r"a/seed=[12]: done, val loss 1\.0000, in \d+ s", ran.out)) == 2
     share = re.search(r"\n2 done, in \d+ s; its slots were at work ([0-9.]+)% of that\n", ran.out)
-    assert share is not None
     assert 0 < float(share[1]) <= 100
     assert "\x1b" not in ran.out
     assert mark(ran.cwd, 1)["pid"] != mark(ran.cwd, 2)["pid"] != os.getpid()
@@ -122,7 +121,6 @@ def test_the_queue_keeps_its_slots_at_work(sweep: Sweep) -> None:
     assert sweep(*overrides, "seed=0").code == 0
     ran = sweep(*overrides, f"seed={','.join(map(str, range(1, 17)))}")
     share = re.search(r"\n16 done, in \d+ s; its slots were at work ([0-9.]+)% of that\n", ran.out)
-    assert share is not None
     assert float(share[1]) > 100 / 1.5
 
 

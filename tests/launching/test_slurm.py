@@ -234,7 +234,6 @@ def test_jobs_outlive_their_launcher_and_the_same_command_waits_for_them(
     killed.kill()
     array = next(iter(jobs())).partition("_")[0]
     stopped = start(*overrides)
-    assert stopped.stdout is not None
     wait_until(lambda: waits in stopped.stdout.readline())
     stopped.send_signal(signal.SIGINT)
     code, printed = ended(stopped)

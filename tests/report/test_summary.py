@@ -44,8 +44,6 @@ def test_there_is_a_row_per_arm_and_every_row_has_the_same_columns(result: Resul
 def test_a_row_holds_the_results_own_numbers(result: Result) -> None:
     _, row, last = summary_rows(result)
     step = result.arms[1].to_previous
-    assert step is not None
-    assert step.nats is not None
     assert row["previous_arm"] == "vanilla"
     assert (row["to_previous_nats_mean"], row["to_previous_nats_low"]) == (step.nats.mean, step.nats.low)
     assert (row["to_previous_bits_high"], row["to_previous_bits_p"]) == (step.bits.high, step.bits.p)
@@ -84,9 +82,6 @@ def test_the_table_fits_80_columns_with_all_of_its_numbers(
     out = printed(result, capsys, monkeypatch)
     assert max(map(len, out.splitlines())) <= 80
     loss, step = result.arms[1].loss, result.arms[1].to_previous
-    assert loss is not None
-    assert step is not None
-    assert step.nats is not None
     (line,) = [line for line in out.splitlines() if line.strip().startswith("rmsnorm ") and "1.84 M" in line]
     assert 0.02 < loss.high - loss.low < 0.2, "three decimals"
     assert f"{loss.mean:.3f} ±{(loss.high - loss.low) / 2:.3f}" in line
@@ -134,7 +129,6 @@ def test_a_study_in_bits_says_so(
     out = printed(result, capsys, monkeypatch)
     assert "bits/byte" in out
     assert "val loss" not in out
-    assert result.arms[1].bits is not None
     assert f"{result.arms[1].bits.mean:.3f} ±" in out
     assert summary_rows(result)[1]["to_baseline_nats_mean"] is None
     assert summary_rows(result)[1]["to_baseline_bits_mean"] is not None

@@ -275,7 +275,6 @@ def test_two_processes_cannot_train_in_one_folder_which_a_killed_one_does_not_ho
     code = "import sys, filelock; f = filelock.FileLock(sys.argv[1]); f.acquire(); print('held', flush=True); input()"
     arguments = [sys.executable, "-c", code, str(folder.path / LOCK)]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         with pytest.raises(ConfigError, match=r"another process .*; wait, or choose another name"), locked(folder.path):
             pytest.fail("both hold it")

@@ -24,7 +24,6 @@ def test_the_agent_of_wandb_starts_a_run_that_belongs_to_its_sweep(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     sweep = load_sweep_config(str(SWEEP))
-    assert sweep is not None
     assert sweep["parameters"].keys() == DRAWN.keys()
     assert sweep["metric"] == {"name": "val/loss", "goal": "minimize"}
     python = tmp_path / "bin" / "python"  # which imports PyTorch faster

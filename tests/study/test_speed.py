@@ -75,7 +75,6 @@ def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
     there, back = ["vanilla", "+rmsnorm"], ["+rmsnorm", "vanilla"]
     assert order == [*there, *back, *there, *back, *there]
     found = StudySpeed.load(unmeasured)
-    assert found is not None
     assert (found.device, found.devices, found.precision) == ("cpu", 1, "32-true")
     assert list(found.arms) == there
     for arm in found.arms.values():
@@ -187,7 +186,6 @@ def test_a_queue_measures_on_the_hardware_of_its_runs(run_train: RunTrain, tiny:
     )
     assert (ran.code, ran.err) == (0, "")
     found = StudySpeed.load(ran.cwd / "runs" / "climb")
-    assert found is not None
     assert found.devices == 2
     assert "1 runs on" in ran.out
 

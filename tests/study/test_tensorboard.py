@@ -42,7 +42,6 @@ def address(swept: Path, environment: dict[str, str]) -> Iterator[str]:
         port = str(free.getsockname()[1])
     command = [sys.executable, "-c", OPEN, str(swept), "--port", port, "--reload_interval", "1"]
     server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert server.stdout is not None
     printed = next(filter(None, (re.search(rb"http://\S+", line) for line in server.stdout)))
     yield printed[0].decode()
     server.send_signal(signal.SIGTERM)

@@ -60,7 +60,6 @@ def test_it_is_the_exponential_average_over_optimizer_steps_from_the_initial_wei
         expected = {name: DECAY * expected[name] + (1 - DECAY) * weights[name] for name in expected}
     expected["norm.steps"] = torch.tensor([20.0]).double()  # which is as it was last
     ema = parts.module.ema
-    assert ema is not None
     torch.testing.assert_close(copied(ema.state_dict()), expected, atol=1e-6, rtol=1e-5)
     assert identical(dict(ema.named_buffers()), dict(parts.module.model.named_buffers()))
     assert ema.embedding.head.weight is ema.embedding.tokens.weight

@@ -227,15 +227,6 @@ def test_the_decoder_of_2017_trains(command: Command, tiny: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_characters_train(command: Command, tiny: list[str]) -> None:
-    ran = command(*tiny, "tokenizer=char")
-    assert (ran.code, ran.err) == (0, "")
-    values = summary(ran.run)
-    assert values["vocab_size"] <= 40
-    assert values["val/loss"] < math.log(values["vocab_size"]) - 0.5
-
-
-@pytest.mark.slow
 def test_a_multirun_trains_one_run_after_the_other(command: Command, tiny: list[str]) -> None:
     ran = command("--multirun", *tiny, "train.tokens=2560", "name=mine", "norm=rmsnorm,layernorm", "seed=1,2")
     assert (ran.code, ran.err) == (0, "")
@@ -564,15 +555,6 @@ def test_several_devices_in_a_multirun_are_refused(command: Command, tiny: list[
     assert "error: trainer.devices=2: hydra/launcher=basic trains on one device" in ran.err
     assert "set trainer.devices=1, or choose hydra/launcher=local_gpus\n" in ran.err
     assert not (ran.cwd / "runs").exists()
-
-
-def test_hydra_full_error_shows_where_an_error_came_from(
-    command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    setenv = monkeypatch.setenv
-    monkeypatch.setattr(monkeypatch, "setenv", lambda name, _: setenv(name, "1"))
-    with pytest.raises(ValueError, match=r"model\.n_heads=5"):
-        command(*tiny, "model.n_heads=5")
 
 
 # A run of an older version

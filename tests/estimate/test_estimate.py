@@ -495,7 +495,6 @@ def test_an_estimate_that_cannot_be_made_is_refused_with_the_fix(beginning: str)
 
 REFUSED_BEFORE = {  # by the command, which reads the settings
     "estimate=true: study.dry_run=true prints": ["estimate=true", "study=ladder"],
-    "device=h100: prices a study without training it; add study.dry_run": ["study=ladder", "device=h100"],
     "model.hidden_dim=9000000000000000: must be a positive": [*ESTIMATE, "model.hidden_dim=9000000000000000"],
     "train.batch_size=0: must be a positive whole number": [*ESTIMATE, "train.batch_size=0"],
 }

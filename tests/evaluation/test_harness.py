@@ -63,16 +63,6 @@ def test_loglikelihoods_are_those_of_the_export_in_transformers(models: tuple[Ha
     assert ours == pytest.approx(theirs, rel=1e-5)
 
 
-def test_the_sum_over_a_whole_text_is_what_the_model_pays_window_by_window(models: tuple[HarnessModel, HFLM]) -> None:
-    ours, _ = models
-    ids = [ours.eot_token_id, *ours.tok_encode(LONG)[:32]]
-    with torch.no_grad():
-        logits = ours.model(torch.tensor([ids[:-1]]))[0].double().log_softmax(-1)
-    paid = sum(float(logits[i, token]) for i, token in enumerate(ids[1:]))
-    text = ours.tokenizer.decode(ids[1:])
-    assert ours.loglikelihood_rolling(requests("loglikelihood_rolling", [(text,)])) == [pytest.approx(paid, rel=1e-5)]
-
-
 def test_greedy_texts_are_those_of_the_export_in_transformers(models: tuple[HarnessModel, HFLM]) -> None:
     settings = {"max_gen_toks": 8, "do_sample": False}
     asked = [("def f1(", settings | {"until": ["\n"]}), (LONG, settings | {"until": ["e", "r"]}), ("x", settings)]

@@ -131,11 +131,3 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line(
     assert ran.code == 2
     assert ran.err.startswith(f"error: {message}")
     assert len(ran.err.splitlines()) == 1
-
-
-def test_a_run_is_evaluated_on_its_own_text(evaluating: Command, trained: Callable[..., Path]) -> None:
-    run = trained()
-    for key, value in {"data": "stdlib", "beside": run}.items():
-        ran = evaluating(f"run={run}", f"{key}={value}")
-        assert ran.code == 2
-        assert ran.err.startswith(f"error: {key}: is for imported models, and run=")

@@ -4,7 +4,6 @@ import csv
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,10 +14,9 @@ from llama_lab.evaluation.load import load_run
 from llama_lab.model import Sampling
 from llama_lab.model.loss import IGNORE
 from llama_lab.runs.stored import Summary
-from llama_lab.training.checkpointing import Checkpointing
 from llama_lab.training.command import train_run
-from tests.conftest import Command, RunTrain
-from tests.training.tiny import identical, planned, repeatable, rows, trained_state
+from tests.conftest import Command
+from tests.training.tiny import planned, rows
 
 RUN = ["size=pico", "train.batch_size=8", "train.tokens=5120", "logger=none", "train.evaluations=2"]  # 20 steps
 INDUCTION = [*RUN, "data=induction", "data.val_sequences=21"]
@@ -69,25 +67,6 @@ def test_a_sample_shows_every_answer_and_the_right_one_beside_a_wrong_one(run: P
     assert answers_text(loaded.model, data, 0, Sampling(temperature=0), seed=1) == "", "of no symbols it is empty"
 
 
-def test_a_stopped_run_goes_on_to_the_same_last_bit(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saved = Checkpointing.on_train_batch_end
-
-    def cut(self: Checkpointing, trainer: Any, *rest: Any) -> None:
-        saved(self, trainer, *rest)
-        if trainer.global_step == 7:
-            raise MemoryError
-
-    overrides = (*INDUCTION, "train.eval_lengths=[2]", "train.checkpoint_every=4", f"runs_dir={tmp_path}")
-    with monkeypatch.context() as patched:
-        patched.setattr(Checkpointing, "on_train_batch_end", cut)
-        with pytest.raises(MemoryError):
-            train_run(planned(*overrides))
-    again = planned(*overrides)
-    assert train_run(again) == "done"
-    assert identical(trained_state(again.folder.path), trained_state(run))
-    assert repeatable(again.folder.path) == repeatable(run)
-
-
 def test_a_run_is_evaluated_in_all_its_parts(evaluating: Command, run: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(run, tmp_path / "copied")
     ran = evaluating(f"run={copied}", "eval.parts=[length,cache,sample]", "eval.lengths=[2]")
@@ -121,14 +100,6 @@ def test_a_study_reports_the_accuracy(command: Command, tmp_path: Path) -> None:
     assert "nats per token" not in report.lower()
     assert "nats per answer" in ran.out
     assert "nats per token" not in ran.out
-
-
-@pytest.mark.slow
-def test_devices_share_a_probe(run_train: RunTrain, run: Path) -> None:
-    ran = run_train(*INDUCTION, "trainer=fsdp", "trainer.devices=2", "trainer.accelerator=cpu")
-    assert ran.code == 0, ran.err
-    for ours, one in zip(repeatable(ran.run), repeatable(run), strict=True):
-        assert ours == pytest.approx(one, rel=1e-4)
 
 
 SOLVED = {

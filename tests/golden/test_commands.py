@@ -154,13 +154,15 @@ def test_an_estimate_has_its_numbers(command: Command) -> None:
 def test_a_refusal_has_its_exit_code_and_key(
     runs: Path, bad_files: Path, command: Command, evaluating: Command, compare: Command, tiny: list[str]
 ) -> None:
-    """In one line with the fix. The golden file has the arguments, too; TINY stands for the settings of a tiny run."""
+    """In one line with the fix, before a run begins. The golden file has the arguments; TINY are those of `tiny`."""
     commands = {"train": command, "eval": evaluating, "compare": compare}
     found: list[dict[str, Any]] = []
+    before = sorted(bad_files.rglob("*.json"))
     for case in read("refusals"):
         arguments = [one for given in case["arguments"] for one in (tiny if given == "TINY" else [given])]
         ran = commands[case["command"]](*arguments)
         assert TOLD.fullmatch(ran.err), ran.err
         found.append(case | {"code": ran.code, "key": re.split("[:=]", ran.err.removeprefix("error: "), maxsplit=1)[0]})
     assert len(found) > 140
+    assert sorted(bad_files.rglob("*.json")) == before
     check("refusals", found)

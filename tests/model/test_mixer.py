@@ -52,12 +52,6 @@ class Average(Mixer):
         return State([torch.zeros(batch_size, self.dim, device=device, dtype=dtype)])
 
 
-class Stateless(Average):
-    """The same, which keeps nothing between tokens."""
-
-    new_state = Mixer.new_state
-
-
 class Hoarder(Average):
     """The same, which keeps all that it has read beside what it says."""
 
@@ -113,13 +107,6 @@ def test_a_state_is_measured_as_it_is_after_decoding() -> None:
     with torch.no_grad():
         size = cache_sizes(model_with(NOWHERE, attention=Hoarder), [3], [32])[-1]
     assert size.measured_bytes == size.formula_bytes + 2 * 3 * 32 * DIM * 4  # two layers, float32
-
-
-def test_a_mixer_without_a_state_trains_but_cannot_decode() -> None:
-    model = model_with(NOWHERE, attention=Stateless)
-    assert measure_cost(model).kv_bytes is None
-    with pytest.raises(ValueError, match=r"^blocks\.0\.attention: Stateless must read the whole .* give it new_s"):
-        model.new_state(1)
 
 
 def test_a_state_of_another_batch_is_refused() -> None:

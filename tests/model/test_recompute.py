@@ -133,17 +133,3 @@ def test_a_state_is_updated_once_also_where_gradients_flow(parts: str) -> None:
     state = model.new_state(2)
     read = torch.cat([model(x, state) for x in TOKENS[:, :32].split(8, 1)], 1)
     torch.testing.assert_close(read, decoder()(TOKENS[:, :32]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("overrides", [("arch=llama",), SOFTCAPPED, ("position=relative",)])
-def test_a_compiled_model_recomputes_blocks(overrides: tuple[str, ...]) -> None:
-    """By what divides and recomputes as inductor does; code of that runs in training/test_recompute.py."""
-    overrides = tuple(o for o in overrides if "dropout" not in o)  # compiled code draws other numbers
-    loss, gradients = step(decoder(*overrides))
-    model = recomputing("block", *overrides)
-    torch._dynamo.reset()
-    model.compile(fullgraph=True, backend="aot_eager_decomp_partition")
-    compiled, same = step(model)
-    torch.testing.assert_close(compiled, loss)
-    torch.testing.assert_close(same, gradients, rtol=1e-4, atol=1e-6)

@@ -118,9 +118,7 @@ def test_a_study_that_was_moved_is_still_found(compare: Command, studied: Path) 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "error: nowhere: holds no run; name folders of runs or studies"),
         (["STUDY", "--baseline", "vanila"], "error: --baseline vanila: no such arm (did you mean vanilla?); choose "),
-        (["STUDY", "--group-by", "nrom"], "error: --group-by nrom: "),
         (["SWEEP", "--group-by", ",,,"], "error: --group-by ,,,: names no key"),
         (["SWEEP", "--group-by", "ffn"], "separate them with --group-by "),
         (["SWEEP", "--out", "STUDY"], "holds a study, which the comparison would replace"),

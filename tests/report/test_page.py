@@ -4,7 +4,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from llama_lab.analysis.statistics import Estimate, PairedDifference
 from llama_lab.report.charts import costs, differences, style, training
 from llama_lab.report.page import write_page
 from llama_lab.report.tables import conditions, tables
-from llama_lab.runs.study import Arm, Study
+from llama_lab.runs.study import Study
 from llama_lab.study.design import Context, KVHeads, Ladder, LearningRate
 from llama_lab.util import formatting as fmt
 from llama_lab.util.chart import svg
@@ -110,32 +110,17 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
         page.close()
 
 
-def renamed(result: Result, old: str, new: str) -> Result:
-    """The result with one arm renamed everywhere."""
-
-    def swap(name: str) -> str:
-        return new if name == old else name
-
-    def exchange(arm: Arm) -> Arm:
-        return replace(arm, name=swap(arm.name), previous=arm.previous and swap(arm.previous))
-
-    arms = []
-    for arm in result.arms:
-        pairs = {
-            key: found and replace(found, arm=swap(found.arm), against=swap(found.against))
-            for key, found in (("to_previous", arm.to_previous), ("to_baseline", arm.to_baseline))
-        }
-        arms.append(replace(arm, arm=exchange(arm.arm), **pairs))
-    steps = tuple(replace(c, name=swap(c.name), against=swap(c.against)) for c in result.difference_curves)
-    parts = {"difference_curves": steps} | {
-        name: tuple(replace(part, arm=swap(part.arm)) for part in getattr(result, name))
-        for name in ("curves", "inference", "learning_rates", "lengths", "telemetry")
-    }
-    study = replace(
-        result.study, arms=tuple(exchange(arm) for arm in result.study.arms), baseline=swap(result.study.baseline)
-    )
-    unfinished = tuple((member, replace(record, arm=swap(record.arm))) for member, record in result.unfinished)
-    return replace(result, study=study, arms=tuple(arms), unfinished=unfinished, **parts)
+def renamed(value: Any, old: str, new: str) -> Any:
+    """The same with another name in place of an arm's, wherever it stands in lists, dicts and dataclasses."""
+    if isinstance(value, str):
+        return new if value == old else value
+    if isinstance(value, list | tuple):
+        return type(value)(renamed(one, old, new) for one in value)
+    if isinstance(value, dict):
+        return {renamed(key, old, new): renamed(one, old, new) for key, one in value.items()}
+    if is_dataclass(value):
+        return replace(value, **{part.name: renamed(getattr(value, part.name), old, new) for part in fields(value)})
+    return value
 
 
 def own_text(file: Path) -> str:

@@ -105,13 +105,6 @@ def test_a_checkpoint_with_code_is_refused_and_the_code_not_run(tmp_path: Path) 
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"weights": torch.ones(2)}, {"global_step": 3}])
-def test_what_other_programs_saved_is_no_checkpoint_of_ours(content: object, tmp_path: Path) -> None:
-    torch.save(content, tmp_path / "last.ckpt")
-    with pytest.raises(ConfigError, match="is no checkpoint of ours"):
-        read_checkpoint(tmp_path / "last.ckpt")
-
-
 def test_the_last_whole_checkpoint_is_chosen_and_a_torn_one_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,16 +138,6 @@ def contents(path: Path) -> dict[str, tuple[bytes, int]]:
     return {str(f): (f.read_bytes(), f.stat().st_mtime_ns) for f in path.rglob("*") if f.is_file()}
 
 
-def test_a_finished_run_is_refused_and_the_message_says_how_to_go_on(folder: RunFolder) -> None:
-    check(folder)
-    assert not folder.path.exists(), "checking a folder that is not there does not make it"
-    begun(folder, status="done")
-    message = refusal(folder)
-    assert str(folder.path) in message
-    for fix in ("another name", "overwrite=true", f"resume={folder.path} train.tokens=<more>"):
-        assert fix in message
-
-
 @pytest.mark.parametrize("status", ["running", "interrupted", "failed", "diverged"])
 def test_an_unfinished_run_goes_on_with_the_same_settings(status: str, folder: RunFolder) -> None:
     begun(folder, "model.dropout=0.1", status=status)

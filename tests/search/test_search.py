@@ -1,6 +1,5 @@
 """Searches of tiny runs through the command line: what they find, how they stop and go on, what they refuse."""
 
-import csv
 import json
 import math
 import os
@@ -16,9 +15,7 @@ import pytest
 import yaml
 
 from llama_lab.search.pruning import Planned
-from llama_lab.search.results import Results
 from llama_lab.search.settings import SearchSettings
-from llama_lab.search.space import Parameter
 from llama_lab.util.errors import ConfigError
 from tests.conftest import TRAIN, Command, RunTrain, last_of_each
 from tests.preloaded import PreloadedPython
@@ -57,24 +54,6 @@ def test_the_best_trial_is_that_of_the_lowest_loss_and_is_printed_as_its_own_com
     assert trials(ran.cwd)[:2] == found, "more trials go on with the search"
     assert len(trials(ran.cwd)) == 3
     assert all(file.stat().st_mtime_ns == when for file, when in files.items())
-
-
-def test_a_value_that_a_spreadsheet_would_compute_is_text_in_search_csv(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.argv", ["train.py"])
-    texts = ["=1+1", "+1+1", "-A1*2", "@a", "a=1"]
-    study, options = optuna.create_study(), optuna.distributions.CategoricalDistribution(texts)
-    for text in texts:
-        told = {"status": "done", "folder": text, "message": text}
-        of_trial = {"params": {"train.prompt": text}, "distributions": {"train.prompt": options}, "user_attrs": told}
-        study.add_trial(optuna.trial.create_trial(value=-1.5, **of_trial))
-    Results(study, tmp_path, "val/loss", [Parameter("train.prompt", "", options)], []).write()
-    with (tmp_path / "search.csv").open(newline="") as file:
-        found = list(csv.DictReader(file))
-    for column in ("train.prompt", "folder", "message"):
-        assert [row[column] for row in found] == ["'=1+1", "'+1+1", "'-A1*2", "'@a", "a=1"]
-    assert found[0]["val/loss"] == "-1.5"
 
 
 @pytest.mark.slow

@@ -115,19 +115,8 @@ def test_texts_and_exports_are_of_the_weights_that_were_asked_for(averaged: Path
         llama_lab.load(tmp_path / "ema", weights="ema")
 
 
-def test_unknown_weights_are_refused_in_one_line(averaged: Path, evaluating: Command) -> None:
-    ran = evaluating(f"run={averaged}", "weights=best")
-    assert (ran.code, ran.err) == (2, "error: weights=best: unknown; choose last | ema\n")
-
-
 def test_a_run_from_another_begins_at_its_last_weights_and_averages_from_there(
     averaged: Path, tiny: list[str], tmp_path: Path
 ) -> None:
     first = rows(trained(*tiny, *RUN, "train.ema=0.5", f"init_from='{averaged}'", f"runs_dir={tmp_path}"))[0]
     assert first["val/loss"] == first["val/ema_loss"] == rows(averaged)[-1]["val/loss"]
-
-
-def test_the_average_of_decay_0_is_the_last_weights(tiny: list[str], tmp_path: Path) -> None:
-    folder = trained(*tiny, *RUN, "train.ema=0", f"runs_dir={tmp_path}")
-    last, ema = (load_run(folder, weights=weights).model.state_dict() for weights in ("last", "ema"))
-    assert identical(ema, last)

@@ -186,7 +186,7 @@ def lines(shown: str) -> list[str]:
     return re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown))
 
 
-def test_a_terminal_shows_a_bar_of_one_line_with_loss_and_speed_and_no_line_is_too_wide(
+def test_a_terminal_shows_a_bar_with_loss_and_speed_and_no_line_is_too_wide(
     in_terminals: tuple[Ran, Ran],
 ) -> None:
     shown = in_terminals[1].out
@@ -199,9 +199,7 @@ def test_a_terminal_shows_a_bar_of_one_line_with_loss_and_speed_and_no_line_is_t
     assert "│ parameters" in shown.replace("\x1b[1m", "").replace("\x1b[0m", "").replace("│  ", "│ ")
 
 
-def test_ctrl_c_in_a_terminal_stops_with_130_and_the_same_command_ends_as_an_uninterrupted_run(
-    in_terminals: tuple[Ran, Ran], finished: Ran
-) -> None:
+def test_after_ctrl_c_in_a_terminal_the_same_command_goes_on(in_terminals: tuple[Ran, Ran], finished: Ran) -> None:
     stopped, resumed = in_terminals
     assert stopped.code == 130
     assert "stopped; go on with the same command:" in stopped.out
@@ -240,9 +238,7 @@ def test_a_multirun_trains_one_run_after_the_other(command: Command, tiny: list[
     }
 
 
-def test_a_value_of_another_type_than_the_default_s_is_taken_where_it_has_a_meaning(
-    command: Command, tiny: list[str]
-) -> None:
+def test_a_value_of_another_type_than_the_default_may_have_a_meaning(command: Command, tiny: list[str]) -> None:
     scaling = "model.position.scaling={_target_: llama_lab.model.position.LinearScaling, factor: 2}"
     overrides = ["name=2017", "model.vocab_size=300", "model.attention.window=4", "optim.lr=1", scaling]
     overrides += ["model.hidden_dim=100", "train.grad_clip=null", "train.tokens=300.5"]
@@ -259,9 +255,7 @@ def experiment(folder: Path, body: str) -> list[str]:
     return ["--config-dir", "mine", "experiment=first"]
 
 
-def test_an_experiment_chooses_groups_and_keys_and_the_command_line_wins(
-    command: Command, tiny: list[str], tmp_path: Path
-) -> None:
+def test_the_command_line_wins_over_an_experiment(command: Command, tiny: list[str], tmp_path: Path) -> None:
     body = "defaults: [override /norm: layernorm, override /ffn: gelu]\noptim: {lr: 1e-3}\ntrain: {log_every: 1}"
     ran = command(*experiment(tmp_path, body), *tiny, "train.tokens=256", "ffn=relu", "optim.lr=5e-4")
     assert (ran.code, ran.err) == (0, "")
@@ -272,9 +266,7 @@ def test_an_experiment_chooses_groups_and_keys_and_the_command_line_wins(
 
 
 @pytest.mark.parametrize("body", ["train: {lr: 1}", "train: {log_every: often}", "overwrite: flase"])
-def test_an_experiment_is_checked_as_the_command_line_is(
-    body: str, command: Command, tiny: list[str], tmp_path: Path
-) -> None:
+def test_an_experiment_is_checked_likewise(body: str, command: Command, tiny: list[str], tmp_path: Path) -> None:
     ran = command(*experiment(tmp_path, body), *tiny, "train.tokens=256")
     beginning = body.replace(": {", ".").replace(": ", "=").rstrip("}")
     assert (ran.code, ran.err.count("\n"), ran.err.startswith(f"error: {beginning}: ")) == (2, 1, True)
@@ -293,9 +285,7 @@ def test_a_run_that_diverges_says_so_and_exits_with_1(command: Command, tiny: li
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_or_cannot_start_does_not_stop_a_sweep_which_given_again_passes_over_what_is_done(
-    command: Command, tiny: list[str]
-) -> None:
+def test_a_run_that_diverges_or_cannot_start_does_not_stop_a_sweep(command: Command, tiny: list[str]) -> None:
     overrides = ["--multirun", *tiny, *DIVERGES, "train.tokens=2560", "model.n_heads=3,4", "optim.lr=1e30,1e-3"]
     ran = command(*overrides)
     assert ran.code == 2
@@ -499,9 +489,7 @@ def test_a_broken_config_file_is_refused_in_one_line(kind: str, command: Command
 
 
 @pytest.mark.parametrize("typed", BAD)
-def test_what_cannot_work_is_reported_in_one_line_before_anything_is_written(
-    typed: str, command: Command, tiny: list[str], bad_files: Path
-) -> None:
+def test_what_cannot_work_is_one_line(typed: str, command: Command, tiny: list[str], bad_files: Path) -> None:
     before = files(bad_files)
     beginning, holds = BAD[typed]
     ran = command(*tiny, "train.tokens=256", *typed.split())
@@ -571,9 +559,7 @@ WAYS: dict[str, tuple[Callable[[], None], list[str]]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_of_a_version_before_0_4_is_refused_in_one_line_that_names_it(
-    way: str, in_process: Callable[..., Ran], tmp_path: Path
-) -> None:
+def test_a_run_of_a_version_before_0_4_is_refused(way: str, in_process: Callable[..., Ran], tmp_path: Path) -> None:
     command, arguments = WAYS[way]
     run = Path("runs") / "finished" / "base" / "seed=1"
     shutil.copytree(RUNS / "finished", tmp_path / "runs" / "finished")

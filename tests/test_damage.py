@@ -250,9 +250,7 @@ def of_whole(world: World, target: str, action: str) -> Whole:
 
 
 @pytest.mark.parametrize(("target", "name", "action", "kind"), damages())
-def test_damage_is_named_in_one_line_or_changes_nothing(
-    target: str, name: str, action: str, kind: str, world: World
-) -> None:
+def test_damage_is_named_or_changes_nothing(target: str, name: str, action: str, kind: str, world: World) -> None:
     whole = of_whole(world, target, action)
     for each in every_kind(world, target, name, action) if kind == EVERY else [kind]:
         try:

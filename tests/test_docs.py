@@ -162,9 +162,7 @@ COMMANDS = {shlex.join(words): words for text in PAGES.values() for words in com
 
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 @pytest.mark.slow
-def test_a_command_is_one_that_the_program_takes(
-    words: list[str], project: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_is_one_of_the_program_s(words: list[str], project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(project)
     path = create_config_search_path(str(CONF_DIR))
     if "--config-dir" in words:

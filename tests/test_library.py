@@ -137,9 +137,7 @@ def test_a_comparison_is_that_of_the_command(swept: Path, in_process: Callable[.
 
 @pytest.mark.process
 @pytest.mark.slow
-def test_the_notebook_runs_in_a_fresh_kernel_and_ends_with_the_report(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_the_notebook_runs_and_ends_with_the_report(tmp_path: Path, environment: dict[str, str]) -> None:
     notebook = executed(nbformat.read(NOTEBOOK, as_version=4), tmp_path, environment)
     (shown,) = notebook.cells[-1].outputs
     assert shown.data["text/html"].startswith("<iframe srcdoc=")

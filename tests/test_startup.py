@@ -59,7 +59,7 @@ def test_the_help_imports_neither_pytorch_nor_anything_else_that_is_large(comman
     assert len(found) < 420, "357 on 2026-11-23, half of them Python's"
 
 
-def test_a_run_imports_nothing_large_before_its_first_step_that_it_does_not_need(
+def test_a_run_imports_nothing_large_that_it_does_not_need(
     tiny: list[str], run_train: RunTrain, tmp_path: Path
 ) -> None:
     open_dataset(planned(*tiny, f"runs_dir={tmp_path}").cfg)  # so that its tokens are there

@@ -90,7 +90,7 @@ def test_two_arms_are_judged_by_scipys_paired_t_test_in_both_units(tmp_path: Pat
     assert found.bits.mean == pytest.approx(found.nats.mean / BITS)
 
 
-def test_the_steps_of_a_ladder_and_its_ends_are_one_family_and_nothing_else_is_tested(
+def test_the_steps_of_a_ladder_and_its_ends_are_one_family_of_tests(
     ladder: tuple[Path, Result],
 ) -> None:
     folder, result = ladder
@@ -461,9 +461,7 @@ def test_a_point_on_a_curve_of_differences_is_the_test_of_the_losses_then(tmp_pa
 
 
 @pytest.mark.usefixtures("with_curves")
-def test_curves_of_differences_are_thinned_and_end_where_all_runs_were_evaluated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_curves_of_differences_end_where_all_runs_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_lab.analysis.curves.MAX_JUDGED", 4)
     study = write_study(tmp_path, {"a": 0.0, "b": 0.0})
     (curve,) = analyse(study, tmp_path).difference_curves
@@ -512,7 +510,7 @@ def test_a_rate_at_which_a_seed_diverged_does_not_win_and_counts_as_a_model_of_f
     assert result.unfinished[0][0].learning_rate == 4e-3
 
 
-def test_a_rate_at_which_runs_finished_above_the_entropy_of_frequencies_counts_with_their_losses(
+def test_a_rate_whose_runs_finished_above_the_entropy_of_frequencies_counts_with_their_losses(
     tmp_path: Path,
 ) -> None:
     study = write_study(tmp_path, {"base": 0.0}, seeds=(1, 2), rates=RATES, design="learning_rate")
@@ -658,9 +656,7 @@ def test_the_answer_says_whose_loss_holds_at_the_longest_context_and_who_has_non
         ({"a": -0.1, "b": 0.4}, r"of a \([^()]*\) falls most and that of b \([^()]*\) rises most\."),
     ],
 )
-def test_losses_at_the_longest_context_rise_or_fall_by_their_signs(
-    tmp_path: Path, rises: dict[str, float], pattern: str
-) -> None:
+def test_the_loss_at_the_longest_context_rises_or_falls(tmp_path: Path, rises: dict[str, float], pattern: str) -> None:
     study = write_study(tmp_path, dict.fromkeys(rises, 0.0), seeds=(1, 2), design="context")
     for seed, (name, rise) in itertools.product((1, 2), rises.items()):
         eval_json(tmp_path / name, {256: 3.0, 512: 3.0 + rise + 0.001 * seed}, seed)

@@ -51,9 +51,7 @@ facts = partial(in_runs, plant_facts)
         *((facts(**{key: 1.25}), f"{DISAGREE} {key} of rmsnorm/seed=2: 1.25 for ") for key in LOSSES),
     ],
 )
-def test_sizes_and_losses_on_record_that_are_not_those_of_the_run_are_named(
-    tmp_path: Path, plant: Plant, named: str
-) -> None:
+def test_sizes_and_losses_on_record_that_the_run_denies_are_named(tmp_path: Path, plant: Plant, named: str) -> None:
     (warning,) = warnings_of(tmp_path, plant)
     assert warning.startswith(named)
 
@@ -142,9 +140,7 @@ ALL = "have the same losses at every seed: one is a copy of another, or their se
         (copied(*((("layernorm", seed), ("rmsnorm", seed)) for seed in (1, 2, 3))), f"layernorm, rmsnorm {ALL}"),
     ],
 )
-def test_a_run_or_an_arm_that_is_a_copy_of_another_under_its_own_label_is_named(
-    tmp_path: Path, plant: Plant, named: str
-) -> None:
+def test_a_run_or_an_arm_that_is_a_relabelled_copy_is_named(tmp_path: Path, plant: Plant, named: str) -> None:
     assert warnings_of(tmp_path, plant) == [named]
 
 
@@ -177,9 +173,7 @@ def test_a_summary_whose_metrics_are_lost_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("shift", "is_reported"), [(0.02, False), (0.1, True)])
-def test_a_summary_and_a_curve_that_are_shifted_alike_are_denied_by_the_evaluation(
-    tmp_path: Path, shift: float, is_reported: bool
-) -> None:
+def test_an_evaluation_denies_a_shifted_summary_and_curve(tmp_path: Path, shift: float, is_reported: bool) -> None:
     def shifted(row: dict[str, float]) -> dict[str, float]:
         factor = 1 + shift / row.get("val/loss", 1.0)
         return {key: row[key] * factor for key in ("val/loss", "val/bits_per_byte") if key in row}
@@ -189,9 +183,7 @@ def test_a_summary_and_a_curve_that_are_shifted_alike_are_denied_by_the_evaluati
 
 
 @pytest.mark.parametrize(("speed", "is_reported"), [(7_900.0, True), (8_100.0, False), (18_100.0, True)])
-def test_speeds_that_differ_more_than_one_and_a_half_times_within_an_arm_are_reported(
-    tmp_path: Path, speed: float, is_reported: bool
-) -> None:
+def test_speeds_1_5_times_apart_within_an_arm_are_reported(tmp_path: Path, speed: float, is_reported: bool) -> None:
     found = warnings_of(tmp_path, facts(**{SPEED: speed}))
     assert len(found) == is_reported
     if is_reported:

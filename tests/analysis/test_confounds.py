@@ -37,7 +37,7 @@ def earlier(**other: Any) -> Plant:
     return facts(earlier_sessions=[FACTS | other, FACTS | other, FACTS])
 
 
-def test_a_clean_study_is_warned_of_its_one_learning_rate_alone_and_not_where_rates_are_searched(
+def test_a_clean_study_is_warned_of_its_one_learning_rate_alone_and_not_if_rates_are_searched(
     tmp_path: Path,
 ) -> None:
     result = analyse(write_study(tmp_path / "one", dict.fromkeys(ARMS, 0.0)), tmp_path / "one")
@@ -121,9 +121,7 @@ def test_a_run_whose_sessions_or_seeds_were_other_ones_is_named(tmp_path: Path, 
         ("schedule.warmup", 0.7, {"schedule": "cosine"}),
     ],
 )
-def test_an_arm_whose_runs_are_not_of_one_model_is_named(
-    tmp_path: Path, key: str, value: float, axes: dict[str, str]
-) -> None:
+def test_an_arm_with_runs_of_two_models_is_named(tmp_path: Path, key: str, value: float, axes: dict[str, str]) -> None:
     (warning,) = warnings_of(tmp_path, in_runs(plant_config, **{key: value}), axes=dict.fromkeys(ARMS, axes))
     assert warning.startswith(f"Runs that are averaged as rmsnorm differ in {key}: {value} in rmsnorm/seed=2; ")
     assert warning.endswith(" in rmsnorm/seed=1, rmsnorm/seed=3.")
@@ -153,9 +151,7 @@ def test_what_all_runs_of_an_arm_have_is_named_once(tmp_path: Path, settings: di
 
 
 @pytest.mark.parametrize("keys", [("data.seed", "model.seed"), ("data.seed",), ("model.seed",)])
-def test_runs_of_different_seeds_that_share_one_are_reported_in_one_sentence(
-    tmp_path: Path, keys: tuple[str, ...]
-) -> None:
+def test_runs_of_different_seeds_that_share_one_are_one_sentence(tmp_path: Path, keys: tuple[str, ...]) -> None:
     assert warnings_of(tmp_path, config=dict.fromkeys(ARMS, dict.fromkeys(keys, 1))) == [
         f"Runs of different seeds have the same {' and '.join(keys)} in layernorm, rmsnorm; they are not independent, "
         "and intervals are too short."
@@ -190,7 +186,7 @@ def test_settings_of_names_and_places_and_a_resumed_run_may_differ(tmp_path: Pat
         ("comparison", "arm", {"model.dim": 256, "model.norm.eps": 1e-6}),
     ],
 )
-def test_axes_and_what_a_comparison_is_grouped_by_may_differ(
+def test_axes_and_what_arms_are_grouped_by_may_differ(
     tmp_path: Path, design: str, axis: str, other: dict[str, Any]
 ) -> None:
     axes = {arm: {axis: arm} for arm in ARMS}

@@ -99,9 +99,7 @@ def settings() -> list[str]:
 
 
 @pytest.mark.parametrize(("design", "axis"), [("comparison", "norm"), ("ladder", "arm")])
-def test_a_fault_in_any_setting_is_named_unless_the_setting_is_declared_free(
-    tmp_path: Path, design: str, axis: str
-) -> None:
+def test_a_fault_in_any_setting_is_named_unless_it_is_declared_free(tmp_path: Path, design: str, axis: str) -> None:
     arms = {"layernorm": 0.0, "rmsnorm": -0.02}
     study = write_study(tmp_path, arms, (1, 2), design=design, axes={name: {axis: name} for name in arms})
     result = analyse(study, tmp_path)

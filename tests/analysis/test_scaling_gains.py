@@ -87,9 +87,7 @@ def test_the_verdict_states_the_gain_also_in_time_and_its_trend(result: Result) 
     assert explained.startswith("A gain is the training FLOPs that relu would need")
 
 
-def test_speeds_that_were_not_all_measured_side_by_side_give_no_gain_in_time(
-    tmp_path: Path, arms: list[ArmResult]
-) -> None:
+def test_speeds_not_measured_side_by_side_give_no_gain_in_time(tmp_path: Path, arms: list[ArmResult]) -> None:
     scaling = scaled(arms, "val/loss", is_timed=False)
     verdict, _ = scaling_sentences(scaling)
     assert verdict.startswith("swiglu is worth 1.")

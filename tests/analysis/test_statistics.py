@@ -153,9 +153,7 @@ def test_a_missing_run_leaves_its_arm_to_be_judged_over_the_other_seeds() -> Non
     ("mean", "error", "df", "n", "family"),
     [(1.0, 0.5, 4.0, 3, 7), (0.005782201944428689, 0.0032430329795623395, 7.699133725394837, 5, 5)],
 )
-def test_the_seeds_that_are_needed_find_the_estimate_and_the_lower_end_of_its_interval_with_80_percent_power(
-    mean: float, error: float, df: float, n: int, family: int
-) -> None:
+def test_the_needed_seeds_have_80_percent_power(mean: float, error: float, df: float, n: int, family: int) -> None:
     """The second is a regression test: 2,518 seeds were said to be needed, of which 21 are enough."""
     reach = error * stats.t.ppf(0.9, df)
     needed = seeds_needed(PairedDifference(n, mean, error=error, df=df), family)

@@ -30,9 +30,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.mark.slow
-def test_components_prints_tables_beside_the_claims_and_writes_rows(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_components_prints_claims_and_writes_rows(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("components", "--preset", "tiny", "--rounds", "1")
     shown = capsys.readouterr().out
     assert shown.count("textbooks: ") == 5

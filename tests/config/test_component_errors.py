@@ -75,9 +75,7 @@ def test_what_fails_in_an_estimate_or_in_an_evaluation_is_reported(
 
 
 @pytest.mark.slow
-def test_what_fails_in_a_study_is_reported_without_a_traceback(
-    norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_arm_has_no_traceback(norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIL_AT", "training")
     arms = ["study=ladder", "study.learning_rates=null", "study.axes=[ffn]", "study.seeds=[1]"]
     ran = command(*(o for o in norm if o != "arm=a"), *arms, "name=mine")
@@ -93,9 +91,7 @@ def test_a_bug_of_ours_keeps_its_traceback(norm: list[str], command: Command, mo
         command(*norm)
 
 
-def test_hydra_full_error_shows_the_error_itself(
-    norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hydra_full_error_shows_the_error(norm: list[str], command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAIL_AT", "training")
     setenv = monkeypatch.setenv
     monkeypatch.setattr(monkeypatch, "setenv", lambda name, _: setenv(name, "1"))

@@ -44,9 +44,7 @@ def test_every_packaged_pattern_fits_any_depth(option: str, n_layers: int) -> No
     ("rule", "n_kv_heads", "hidden_dim"),
     [("attention: mqa, ffn: gelu", 1, 512), ("n_kv_heads: 2, attention: gqa_window", 2, 344)],
 )
-def test_an_option_in_a_layer_brings_the_sizes_that_it_sets_but_the_layers_own_win(
-    rule: str, n_kv_heads: int, hidden_dim: int
-) -> None:
+def test_an_option_in_a_layer_brings_its_sizes_but_the_layer_s_win(rule: str, n_kv_heads: int, hidden_dim: int) -> None:
     model = decoder(*FOUR, f"+pattern.odd={{at: '1::2', {rule}}}")
     assert [block.attention.n_kv_heads for block in model.blocks] == [4, n_kv_heads] * 2
     assert [block.ffn.down.in_features for block in model.blocks] == [344, hidden_dim] * 2
@@ -139,9 +137,7 @@ ROTATED = "model.attention.qk_norm_rotated=true: the position encoding rotates n
         ("at: 1, position: rope", ["position=none", "attention=mha_qk_norm_rotated"], None),
     ],
 )
-def test_a_setting_without_effect_is_refused_in_layers_that_differ_too(
-    rule: str, overrides: list[str], message: str | None
-) -> None:
+def test_a_setting_without_effect_in_any_layer_is_refused(rule: str, overrides: list[str], message: str | None) -> None:
     model = compose_config(*FOUR, *overrides, f"+pattern.a={{{rule}}}").model
     with pytest.raises(ConfigError, match=f"^{message}") if message else nullcontext():
         check_idle(model)

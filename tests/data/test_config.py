@@ -62,9 +62,7 @@ def test_tokenizers_are_chosen_by_name(override: str, expected: Any) -> None:
     assert instantiate(compose_config(override).tokenizer) == expected
 
 
-def test_paths_of_a_stored_config_are_absolute_and_addresses_and_names_as_they_were(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stored_config_has_absolute_paths_and_its_own_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").mkdir()
 

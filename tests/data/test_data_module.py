@@ -69,9 +69,7 @@ def test_devices_share_the_rows_of_every_step_from_that_of_the_trainer_on(
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 7])
 @pytest.mark.parametrize("micro_batch_size", [1, 4])
-def test_devices_share_the_validation_windows_without_a_copy(
-    world_size: int, micro_batch_size: int, data: TokenDataset
-) -> None:
+def test_devices_share_the_validation_windows(world_size: int, micro_batch_size: int, data: TokenDataset) -> None:
     per_device = []
     for rank in range(world_size):
         module = TokenDataModule(data, T, 4 * 7 * 6, micro_batch_size, seed=7)

@@ -47,9 +47,7 @@ def test_a_folder_of_transformers_gives_its_ids_without_what_it_adds_and_its_end
     assert load(elsewhere).hash == load(folder / "tokenizer.json").hash == ours.hash
 
 
-def test_a_lossless_tokenizer_is_no_reason_to_warn_and_a_lossy_one_is_by_what_it_loses(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_lossy_tokenizer_is_warned_of(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         HFTokenizer(str(folder))
         assert not caplog.records
@@ -87,9 +85,7 @@ def test_what_cannot_be_used_is_refused_by_name(
         HFTokenizer(name.format(folder=folder))
 
 
-def test_a_run_keeps_its_tokenizer_and_is_evaluated_without_the_file_it_came_from(
-    folder: Path, tiny: list[str], command: Command
-) -> None:
+def test_a_run_keeps_its_tokenizer_without_the_file_of_it(folder: Path, tiny: list[str], command: Command) -> None:
     ran = command(*tiny, "tokenizer=hf", f"tokenizer.path={folder}", "train.tokens=4000")
     assert ran.code == 0, ran.err
     theirs = AutoTokenizer.from_pretrained(folder)
@@ -117,9 +113,7 @@ PIECE = {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "a", "max_input_ch
         ("normalizer", {"type": "Sequence", "normalizers": [REPLACE, REPLACE]}, "makes of one: 1600 is more than"),
     ],
 )
-def test_numbers_that_would_exhaust_the_memory_are_refused_first(
-    part: str, change: dict[str, Any], message: str, folder: Path
-) -> None:
+def test_numbers_beyond_the_memory_are_refused(part: str, change: dict[str, Any], message: str, folder: Path) -> None:
     file = folder / "tokenizer.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {part: change}))
     with pytest.raises(ConfigError, match=rf"{file}.*{message}"):

@@ -65,7 +65,7 @@ def shares(draw: st.DrawFn) -> list[Fraction]:
 @example([Fraction(7, 10), Fraction(3, 10)])
 @example([Fraction(1, 3)] * 3)
 @example([Fraction(9997, 10000), *[Fraction(1, 10000)] * 3])
-def test_every_prefix_has_each_part_within_one_window_of_its_share_and_a_period_has_it_exactly(
+def test_every_prefix_has_each_part_within_one_window_of_its_share_and_a_period_exactly(
     parts: list[Fraction],
 ) -> None:
     order = balanced_order(parts)
@@ -132,9 +132,7 @@ def test_a_part_that_bounds_the_others_keeps_all_its_held_out_text_whatever_its_
 
 
 @pytest.mark.parametrize(("val_tokens", "remedy"), [(None, "add text to part2"), (600, "raise data.val_tokens")])
-def test_too_little_held_out_text_for_a_window_names_what_bounds_it(
-    val_tokens: int | None, remedy: str, tmp_path: Path
-) -> None:
+def test_too_little_held_out_text_names_what_bounds_it(val_tokens: int | None, remedy: str, tmp_path: Path) -> None:
     data = mixture(tmp_path, val_tokens=val_tokens)
     tokens = {name: part.index.val.tokens for name, part in data.parts.items()}
     total = min(tokens[name] / float(share) for name, share in data.shares.items())

@@ -86,7 +86,7 @@ def test_the_only_special_token_ends_a_text_and_no_text_is_encoded_to_it_or_cut_
     assert tokenizer._tokenizer.decode_batch([[i] for i in ids]) == list("a</s>b</s>")
 
 
-def test_of_several_special_tokens_the_file_beside_names_the_end_of_text_and_otherwise_they_are_listed(
+def test_of_several_special_tokens_the_file_beside_names_the_end_of_text_or_all_are_listed(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "tokenizer.json"

@@ -112,9 +112,7 @@ def held_out_within(whole: TokenDataset, bound: int) -> tuple[list[str], int]:
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["byte", "char", "bpe"])
 @pytest.mark.parametrize("val_tokens", [1, 200, 1000, 2500])
-def test_bounded_validation_is_the_longest_prefix_of_the_held_out_documents_by_hash(
-    val_tokens: int, tokenizer: TokenizerFactory, tmp_path: Path
-) -> None:
+def test_bounded_validation_is_a_prefix_by_hash(val_tokens: int, tokenizer: TokenizerFactory, tmp_path: Path) -> None:
     whole = dataset(tmp_path, TEXTS, tokenizer)
     bounded = dataset(tmp_path, TEXTS, tokenizer, val_tokens=val_tokens)
     expected, tokens = held_out_within(whole, val_tokens)
@@ -144,9 +142,7 @@ def test_long_tokens_do_not_shorten_bounded_validation(
     assert np.array_equal(bounded.train[:], whole.train[:])
 
 
-def test_little_more_than_the_bound_is_encoded_of_the_held_out_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_little_more_than_the_bound_is_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[str] = []
     encode = TextTokenizer.encode_batch
 
@@ -286,7 +282,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {  # by what is told of it
 
 
 @pytest.mark.parametrize("reason", DAMAGE)
-def test_a_damaged_folder_is_reported_in_one_line_and_rebuilt(
+def test_a_damaged_folder_is_reported_and_rebuilt(
     reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     built = dataset(tmp_path, TEXTS)
@@ -434,7 +430,7 @@ def test_what_cannot_be_built_is_refused_and_leaves_no_folder(
 
 
 @pytest.mark.parametrize("later", [TEXTS[:-1], [*TEXTS, "new"], [*TEXTS[:-1], "new"]], ids=["less", "more", "other"])
-def test_text_that_changes_while_it_is_read_is_refused(
+def test_text_that_changes_in_between_is_refused(
     later: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Documents, "documents", Mock(side_effect=[TEXTS, later]))

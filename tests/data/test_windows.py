@@ -42,9 +42,7 @@ def test_the_number_of_windows_needs_no_stream(stream: tuple[np.ndarray, int]) -
 
 
 @given(streams(), st.integers(1, 7), st.lists(st.integers(0, 60), max_size=8))
-def test_a_batch_does_not_depend_on_those_read_before(
-    stream: tuple[np.ndarray, int], batch_size: int, steps: list[int]
-) -> None:
+def test_a_batch_does_not_depend_on_others(stream: tuple[np.ndarray, int], batch_size: int, steps: list[int]) -> None:
     used, alone = TrainWindows(*stream, seed=3), TrainWindows(*stream, seed=3)
     for step in steps:
         one_by_one = [batch_of(alone, i, 1) for i in range(step * batch_size, (step + 1) * batch_size)]
@@ -55,9 +53,7 @@ def test_a_batch_does_not_depend_on_those_read_before(
 
 
 @given(streams(), st.integers(0, 30), st.integers(1, 4), st.integers(1, 4))
-def test_a_batch_does_not_depend_on_how_its_rows_are_divided(
-    stream: tuple[np.ndarray, int], step: int, parts: int, size: int
-) -> None:
+def test_a_batch_is_the_same_however_divided(stream: tuple[np.ndarray, int], step: int, parts: int, size: int) -> None:
     windows = TrainWindows(*stream, seed=0)
     whole = batch_of(windows, step, parts * size)
     assert whole.dtype == np.int64  # for the embedding

@@ -84,9 +84,7 @@ def test_without_gpus_auto_is_the_one_cpu() -> None:
 @pytest.mark.parametrize(
     ("variables", "devices", "nodes"), [(TORCHRUN, 4, 2), (SRUN, 2, 3), ({**SRUN, **TORCHRUN}, 4, 2)]
 )
-def test_below_a_launcher_auto_is_what_it_has_started(
-    variables: dict[str, str], devices: int, nodes: int, gpus: None
-) -> None:
+def test_auto_is_what_a_launcher_has_started(variables: dict[str, str], devices: int, nodes: int, gpus: None) -> None:
     with patch.dict(os.environ, variables):
         for trainer in ("auto", "cpu", "ddp", "fsdp"):
             asked = ["trainer.devices=auto"] if trainer == "ddp" else []  # whose own default is all GPUs
@@ -111,16 +109,12 @@ REFUSED = [
 
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize(("variables", "override", "message"), REFUSED)
-def test_devices_that_are_not_there_and_numbers_that_differ_from_what_was_started_are_refused(
-    variables: dict[str, str], override: str, message: str
-) -> None:
+def test_devices_other_than_those_started_are_refused(variables: dict[str, str], override: str, message: str) -> None:
     with patch.dict(os.environ, variables), pytest.raises(ConfigError, match=message):
         check_started(choose_hardware(compose_config(f"trainer.{override}").trainer))
 
 
-def test_a_run_below_a_launcher_that_it_does_not_match_is_refused_before_anything_is_written(
-    command: Command, tiny: list[str]
-) -> None:
+def test_a_run_that_does_not_match_its_launcher_is_refused(command: Command, tiny: list[str]) -> None:
     with patch.dict(os.environ, TORCHRUN):
         ran = command(*tiny, "trainer=cpu", "trainer.devices=1")
     told = "torchrun has started 4 processes on each of 2 nodes; start one per device, or set trainer.devices=auto"
@@ -161,7 +155,7 @@ def test_a_device_without_bf16_trains_in_float32_and_refuses_bf16(wanted: str) -
         choose_precision(wanted, "gpu", has_bf16=False)
 
 
-def test_the_best_accelerator_of_the_machine_is_taken_and_a_missing_one_refused(
+def test_the_best_accelerator_is_taken_and_a_missing_one_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for cuda, mps, best in ((True, False, "gpu"), (False, True, "mps"), (False, False, "cpu")):

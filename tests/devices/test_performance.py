@@ -122,7 +122,7 @@ def timed(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Pi
     return first, fit(f"train.tokens={42 * 256}", "train.evaluations=2", f"resume='{runs}/name/arm/seed=1'")
 
 
-def test_speed_and_seconds_leave_out_compilation_evaluation_and_checkpoints_and_go_on_in_a_resumed_run(
+def test_speed_and_seconds_are_of_training_alone_in_a_resumed_run_too(
     timed: tuple[Pieces, Pieces],
 ) -> None:
     for parts in timed:

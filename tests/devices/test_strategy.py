@@ -404,9 +404,7 @@ JOINING = {
 
 
 @pytest.mark.parametrize("moment", JOINING)
-def test_a_kill_while_parts_are_joined_leaves_a_whole_checkpoint_and_joining_goes_on(
-    moment: str, left: RunFolder
-) -> None:
+def test_a_kill_while_parts_are_joined_leaves_a_whole_checkpoint(moment: str, left: RunFolder) -> None:
     expected = load_checkpoint(left.checkpoint)
     with JOINING[moment](cut), pytest.raises(Power):
         consolidate(left.checkpoint)

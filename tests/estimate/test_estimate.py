@@ -202,9 +202,7 @@ def test_a_parameter_takes_16_bytes_in_bf16_mixed_and_8_in_bf16_true() -> None:
 
 @pytest.mark.parametrize("ema", ["null", "0.9"])
 @pytest.mark.parametrize("embedding", ["tied", "untied"])
-def test_weights_gradients_and_states_are_those_that_a_run_has_after_a_step(
-    embedding: str, ema: str, tiny: list[str]
-) -> None:
+def test_weights_gradients_and_states_are_those_of_a_run(embedding: str, ema: str, tiny: list[str]) -> None:
     run = planned(*tiny, f"embedding={embedding}", f"train.ema={ema}")
     trained = build_module(run, decoder(f"embedding={embedding}", vocab_size=257), bytes_per_token=1)
     optimizer = trained.configure_optimizers()["optimizer"]
@@ -315,9 +313,7 @@ def test_recomputing_blocks_takes_up_to_a_third_more_time_and_lowers_mfu() -> No
 
 @pytest.mark.parametrize("overrides", [("arch=llama",), ("arch=gemma2",), ("train.recompute=block", "optim=muon")])
 @pytest.mark.slow
-def test_a_model_too_deep_to_be_built_costs_what_its_layers_do(
-    overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_too_deep_to_build_has_its_cost(overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = compose_config("estimate=true", "device=h100", "size=pico", "model.n_layers=23", *overrides)
     if cfg.model.attention.get("window") is not None:
         cfg.model.attention.window = 16
@@ -510,7 +506,7 @@ def test_a_command_of_an_estimate_that_cannot_be_made_is_refused_in_one_line(beg
 
 
 @pytest.mark.slow
-def test_a_model_that_fits_nowhere_is_measured_in_few_setups_however_deep_it_is(
+def test_a_model_that_fits_nowhere_is_measured_in_few_setups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     measured: list[int] = []

@@ -46,9 +46,7 @@ def test_a_run_is_evaluated_in_all_its_parts(evaluating: Command, learned: Path,
 
 
 @pytest.mark.slow
-def test_several_runs_are_named_by_a_pattern_and_a_bad_one_stops_no_other(
-    evaluating: Command, endless: Path, tmp_path: Path, copied: Copied
-) -> None:
+def test_a_bad_run_stops_no_other(evaluating: Command, endless: Path, tmp_path: Path, copied: Copied) -> None:
     for name in ("a", "b", "c"):
         copied(endless).rename(tmp_path / name)
     (tmp_path / "b" / "checkpoints" / "last.ckpt").write_bytes(b"")
@@ -182,7 +180,7 @@ def test_quoted_values_are_left_to_hydra_and_null_is_no_prompt() -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_a_process_with_one_line_and_keeps_the_parts_already_found(
+def test_ctrl_c_is_one_line_and_keeps_the_parts_found(
     preloaded: PreloadedPython, endless: Path, copied: Copied
 ) -> None:
     run = copied(endless)

@@ -188,9 +188,7 @@ def test_without_the_harness_its_pip_line_is_told(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.slow
-def test_an_unknown_task_is_refused_with_the_nearest_and_so_is_a_folder_that_does_not_exist(
-    trained: Trained, tasks: Path
-) -> None:
+def test_an_unknown_task_and_a_folder_that_does_not_exist_are_refused(trained: Trained, tasks: Path) -> None:
     for path, message in (
         (tasks, r"eval.tasks: hellaswagg is no task of lm-eval .*did you mean hellaswag\?"),
         ("nowhere", r"eval.task_path=nowhere: is no folder"),

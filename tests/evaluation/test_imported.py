@@ -96,9 +96,7 @@ def test_it_stands_beside_runs_on_the_same_text(
 
 
 @pytest.mark.slow
-def test_an_imported_model_writes_and_is_timed_without_a_text_but_not_without_a_tokenizer(
-    imported: Path, evaluating: Command
-) -> None:
+def test_an_imported_model_needs_a_tokenizer_but_no_text_to_write(imported: Path, evaluating: Command) -> None:
     ran = evaluating(f"run={imported}", "prompt=def", "max_new_tokens=5")
     assert ran.code == 0
     assert ran.out.startswith("def")
@@ -124,7 +122,7 @@ def test_an_imported_model_writes_and_is_timed_without_a_text_but_not_without_a_
         ("data=copy", "data=copy: "),
     ],
 )
-def test_what_cannot_be_evaluated_is_refused_in_one_line(
+def test_what_cannot_be_evaluated_is_one_line(
     overrides: str, message: str, imported: Path, evaluating: Command
 ) -> None:
     ran = evaluating(f"run={imported}", *overrides.split())

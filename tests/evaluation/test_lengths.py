@@ -163,7 +163,7 @@ def test_a_text_shorter_than_a_window_is_not_read() -> None:
     ("fault", "note"),
     [(None, "cannot: the loss is nan"), (torch.OutOfMemoryError("no room"), "cannot: out of memory")],
 )
-def test_what_fails_at_a_longer_context_leaves_the_other_lengths(
+def test_a_failing_length_leaves_the_others(
     fault: Exception | None, note: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def embed(x: Tensor, positions: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ def test_a_run_and_an_evaluation_of_its_folder_find_the_same_at_all_lengths(comm
     assert json.loads((ran.run / "eval.json").read_text()) == written
 
 
-def test_a_run_killed_in_this_evaluation_is_not_done_and_makes_up_for_it(
+def test_a_run_killed_while_evaluating_goes_on(
     command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:

@@ -102,7 +102,7 @@ def test_no_table_is_wider_than_80_columns_and_no_cell_is_wrapped_or_cut(
     assert (tmp_path / "eval.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_loss_of_a_probe_is_that_of_its_answers_and_one_too_large_has_no_perplexity(
+def test_the_loss_of_a_probe_is_that_of_its_answers(
     printed: Callable[[Found], list[str]],
 ) -> None:
     found = everything(SMALL) | {"val/accuracy": 0.25, "val/perplexity": None}

@@ -57,9 +57,7 @@ def test_decoding_reads_the_last_tokens_one_by_one_every_time_and_reading_the_wh
 
 @pytest.mark.parametrize("overrides", RECIPES.values(), ids=RECIPES)
 @torch.no_grad()
-def test_decoding_reading_and_reading_again_give_the_same_logits(
-    overrides: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoding_and_reading_give_the_same_logits(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     model, before, logits = lively(*overrides), torch.arange(32).view(2, 16), []
     torch.testing.assert_close(reading(model, 2, 24)(), reading_again(model, 2, 24)(), rtol=1e-4, atol=1e-4)
     cache = model.new_state(2, 32)
@@ -107,9 +105,7 @@ def test_each_has_a_time_for_every_round_and_they_take_turns() -> None:
 
 
 @pytest.mark.parametrize(("min_seconds", "calls"), [(0.0, 1), (0.06, 6)])
-def test_short_calls_are_repeated_until_they_fill_the_time_and_the_first_does_not_count(
-    min_seconds: float, calls: int
-) -> None:
+def test_short_calls_are_repeated_and_the_first_does_not_count(min_seconds: float, calls: int) -> None:
     began: list[float] = []
 
     def work() -> None:

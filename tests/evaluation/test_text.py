@@ -139,9 +139,7 @@ def test_a_text_stops_at_its_end_and_does_not_show_it(endless: Path) -> None:
     assert text.certain == "a" + run.tokenizer.decode(text.tokens)
 
 
-def test_without_a_length_text_goes_on_for_200_tokens_or_as_far_as_the_context_reaches(
-    endless: Path, learned: Path
-) -> None:
+def test_without_a_length_text_has_200_tokens_or_fills_the_context(endless: Path, learned: Path) -> None:
     for folder, expected in ((endless, 200), (learned, 32 - 4)):
         run = load_run(folder)
         assert encode_prompts(run.tokenizer, run.model, ["d", "ddd"], eval_settings())[1] == expected

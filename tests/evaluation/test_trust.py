@@ -53,9 +53,7 @@ def test_a_config_that_names_foreign_code_is_refused_before_anything_is_built(
     assert not harm.exists()
 
 
-def test_a_stored_config_reads_no_environment_variable(
-    endless: Path, copied: Copied, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stored_config_reads_no_environment(endless: Path, copied: Copied, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "hunter2")
     run = with_target(copied(endless), "train.prompt", "${oc.env:SECRET}")
     assert load_run(run).cfg.train.prompt == "${oc.env:SECRET}"
@@ -96,9 +94,7 @@ def test_the_components_of_this_command_s_config_dir_are_known(
 
 
 @given(text=st.text(st.sampled_from("ab\\${}:.'\"\n#é"), max_size=12))
-def test_what_a_run_writes_is_what_is_read_whatever_the_text(
-    text: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_what_a_run_writes_is_read_whatever_the_text(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("yaml") / "resolved.yaml"
     write_yaml({"a": text, "b": [text, {"c": 1e-5}]}, file)
     assert OmegaConf.to_container(read_stored(file), resolve=True) == {"a": text, "b": [text, {"c": 1e-5}]}

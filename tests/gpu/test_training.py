@@ -57,9 +57,7 @@ def test_losses_in_float32_are_those_of_a_cpu(settings: list[str], tmp_path: Pat
 
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
 @pytest.mark.parametrize("arch", ["llama", "gpt2"])
-def test_losses_in_bf16_are_near_those_in_float32(
-    arch: str, precision: str, settings: list[str], tmp_path: Path
-) -> None:
+def test_bf16_losses_are_near_float32_s(arch: str, precision: str, settings: list[str], tmp_path: Path) -> None:
     common = [*settings, f"arch={arch}"]
     full = losses(trained(*common, "trainer.precision=32-true"))
     ours = losses(trained(*common, f"trainer.precision={precision}", f"runs_dir={tmp_path / 'bf16'}"))

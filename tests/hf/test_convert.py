@@ -20,9 +20,7 @@ TEXT = "def f(x): return 'a€ é'  # <|endoftext|> 日本\n\n\t1  2"
 
 
 @pytest.mark.slow
-def test_transformers_goes_on_with_a_text_as_the_trained_run_does(
-    trained: Trained, converting: Command, tmp_path: Path
-) -> None:
+def test_transformers_writes_what_the_run_writes(trained: Trained, converting: Command, tmp_path: Path) -> None:
     run = trained("train.tokens=40000", "optim.lr=0.01")
     ran = converting("export", run, tmp_path / "out")
     assert (ran.code, ran.err) == (0, "")
@@ -95,9 +93,7 @@ def test_a_variant_of_attention_is_exported_as_the_class_that_has_it(
     torch.testing.assert_close(load(run).model(tokens), reload(tmp_path / "out")(tokens).logits, rtol=0, atol=1e-4)
 
 
-def test_a_model_with_document_masks_is_compared_within_a_document(
-    trained: Trained, converting: Command, tmp_path: Path
-) -> None:
+def test_an_export_is_compared_within_a_document(trained: Trained, converting: Command, tmp_path: Path) -> None:
     run = trained("attention=gqa_window", "data.document_mask=true")
     assert "with the same logits" in converting("export", run, tmp_path / "out").out
 
@@ -127,9 +123,7 @@ def test_a_mix_that_no_class_holds_is_written_beside_its_config_and_read_back_ex
     assert OmegaConf.to_container(before.cfg, resolve=True) == OmegaConf.to_container(after.cfg, resolve=True)
 
 
-def test_an_export_is_in_shards_and_in_the_dtype_that_was_asked_for(
-    trained: Trained, converting: Command, tmp_path: Path
-) -> None:
+def test_an_export_has_its_shards_and_its_dtype(trained: Trained, converting: Command, tmp_path: Path) -> None:
     run = trained("arch=gpt2")
     converting("export", run, tmp_path / "out", "--dtype", "bfloat16", "--max-shard-size", "20KB")
     shards = sorted(tmp_path.glob("out/model-*-of-*.safetensors"))
@@ -163,9 +157,7 @@ def test_weights_that_are_not_finite_are_neither_exported_nor_read_from_an_impor
         assert not (tmp_path / "out").exists()
 
 
-def test_a_weight_that_the_dtype_asked_for_cannot_hold_is_not_written(
-    llama: Path, converting: Command, tmp_path: Path
-) -> None:
+def test_a_weight_that_its_dtype_cannot_hold_is_not_written(llama: Path, converting: Command, tmp_path: Path) -> None:
     converting("import", llama, tmp_path / "ours")
     weights = load_file(tmp_path / "ours" / "model.safetensors")
     weights["model.embed_tokens.weight"].view(-1)[:1] = 1e5

@@ -144,9 +144,7 @@ def save_other(folder: Path, weights: dict[str, Tensor]) -> None:
     write_weights(folder, weights | {name: weight + 0.01 * torch.randn_like(weight)})
 
 
-def test_without_transformers_an_export_says_that_it_is_not_checked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_transformers_an_export_is_not_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     their_model("llama").save_pretrained(tmp_path / "saved")
     import_model(str(tmp_path / "saved"), tmp_path / "imported")
     monkeypatch.setattr(convert, "find_spec", lambda _: None)

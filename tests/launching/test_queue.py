@@ -49,9 +49,7 @@ def test_runs_on_one_cpu_are_forks_of_one_server_which_others_are_not(sweep: Swe
     assert mark(ran.cwd, 4)["parent"] != server
 
 
-def test_what_is_done_is_passed_over_without_a_process_and_its_loss_returned_to_hydra_s_own_sweeper(
-    sweep: Sweep, returned: list[Any]
-) -> None:
+def test_what_is_done_is_passed_over_and_its_loss_returned(sweep: Sweep, returned: list[Any]) -> None:
     overrides = (*ON_CPU, "hydra.launcher.cpu_slots=1", "seed=1,2")
     first = sweep(*overrides)
     assert first.code == 0
@@ -90,9 +88,7 @@ def test_a_crash_of_one_run_takes_nothing_else_down(sweep: Sweep) -> None:
     assert (status(ran.cwd, 2), status(ran.cwd, 4)) == ("done", "done")
 
 
-def test_a_program_that_cannot_be_imported_is_reported_in_one_line(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_program_that_cannot_be_imported_is_one_line(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "program", lambda: [sys.executable, "-m", "nowhere"])
     ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=1", "seed=1")
     assert ran.code == 1
@@ -156,9 +152,7 @@ def test_workers_see_the_gpus_of_their_slot_alone(sweep: Sweep, monkeypatch: pyt
     assert not any("LOCAL_RANK" in env for env in started)
 
 
-def test_a_clock_that_jumps_back_makes_no_run_end_before_it_began(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_clock_s_jump_no_run_ends_before_it_began(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     now, calls = time.time(), iter(range(10**9))
     monkeypatch.setattr("llama_lab.launching.local_engine.time.time", lambda: now - 60 * next(calls))
     ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=1", "seed=1,2")

@@ -142,9 +142,7 @@ def kill_ray_worker() -> None:
     worker.kill()
 
 
-def test_a_run_whose_ray_worker_dies_is_resumed_so_often_and_is_then_reported(
-    start: Callable[..., Launcher], cluster: str, tmp_path: Path
-) -> None:
+def test_a_run_is_resumed_max_retries_times(start: Callable[..., Launcher], cluster: str, tmp_path: Path) -> None:
     keys = (f"hydra.launcher.address={cluster}", "hydra.launcher.max_retries=1")
     launcher = start(*ON_CPU, *keys, "train.prompt='sleep 600'", "seed=1", **VARIABLES)
     for _ in range(2):
@@ -193,9 +191,7 @@ def test_ctrl_c_twice_ends_at_once_and_runs_die_with_a_launcher_that_is_killed(
     wait_until(lambda: not at_work_in(tmp_path))
 
 
-def test_a_run_on_two_devices_is_two_processes_inside_one_task(
-    run_train: RunTrain, tiny: list[str], cluster: str
-) -> None:
+def test_a_run_on_two_devices_is_two_processes_of_a_task(run_train: RunTrain, tiny: list[str], cluster: str) -> None:
     """Here on the CPU: Lightning starts the second rank from the worker, as it does without Ray."""
     two = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2")
     launcher = ("hydra/launcher=ray", f"hydra.launcher.address={cluster}", "hydra.launcher.cpus_per_run=2")

@@ -53,9 +53,7 @@ def test_a_setting_that_cannot_be_is_refused(kind: Any, values: dict[str, Any], 
         ({"gpus_per_run": 2}, "mps", "gpus_per_run=2: this process sees 1 GPU"),
     ],
 )
-def test_slots_that_this_machine_does_not_have_are_refused(
-    values: dict[str, Any], accelerator: str, message: str
-) -> None:
+def test_slots_that_are_not_there_are_refused(values: dict[str, Any], accelerator: str, message: str) -> None:
     with pytest.raises(ConfigError) as error:
         make_slots(LocalSettings(**values), accelerator, FOUR, 8)
     assert str(error.value).startswith(f"hydra.launcher.{message}")
@@ -140,7 +138,7 @@ def devices(settings: LocalSettings, visible: list[str], environ: dict[str, str]
         (LocalSettings(gpus_per_run=2), FOUR[:3], ["0,1"]),
     ],
 )
-def test_slots_that_share_gpus_fill_all_first_and_a_run_on_two_has_two_of_its_own(
+def test_slots_fill_all_gpus_before_they_share(
     settings: LocalSettings, visible: list[str], expected: list[str]
 ) -> None:
     assert devices(settings, visible) == expected

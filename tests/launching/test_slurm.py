@@ -146,9 +146,7 @@ def test_a_search_prunes_its_jobs(run_train: RunTrain, tiny: list[str]) -> None:
 
 
 @on_slurm
-def test_a_crash_is_reported_as_slurm_calls_it_with_its_last_lines_and_takes_nothing_else_down(
-    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crash_has_slurm_s_name_and_its_last_lines(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 10.0)
     ran = sweep(*ON_SLURM, "train.prompt=crash", "seed=1,2,3")
     logs = {seed: f"runs/llama/a/seed={seed}/output.log" for seed in (1, 3)}
@@ -161,9 +159,7 @@ def test_a_crash_is_reported_as_slurm_calls_it_with_its_last_lines_and_takes_not
     assert (status(ran.cwd, 2), status(ran.cwd, 3)) == ("done", "failed")
 
 
-def test_a_run_has_ended_with_its_exit_file_or_a_while_after_its_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_ends_with_its_exit_file_or_after_its_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch script writes the file after srun has brought the last lines of output."""
     monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", 10.0)
     info = JobInfo("7_0", "RUNNING", "", tmp_path)
@@ -185,9 +181,7 @@ def test_a_run_has_ended_with_its_exit_file_or_a_while_after_its_job(
 
 
 @on_slurm
-def test_a_job_that_is_cancelled_or_never_reaches_a_checkpoint_is_reported_and_the_same_command_runs_it(
-    start: Callable[..., Launcher], sweep: Sweep, tmp_path: Path
-) -> None:
+def test_a_job_without_a_checkpoint_is_reported(start: Callable[..., Launcher], sweep: Sweep, tmp_path: Path) -> None:
     launcher = start(*ON_SLURM, "train.prompt='sleep 600'", "seed=1,2")
     wait_until((tmp_path / "mark2").exists)
     first, second = jobs()
@@ -326,9 +320,7 @@ def test_a_machine_without_slurm_is_reported(sweep: Sweep, monkeypatch: pytest.M
     assert ran.err.startswith("error: hydra/launcher=slurm: this machine has no sbatch; start the command where jobs")
 
 
-def test_a_dry_run_prints_a_script_that_trains_by_hand_without_slurm(
-    run_train: RunTrain, tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_dry_run_prints_a_script_to_start_by_hand(run_train: RunTrain, tiny: list[str], tmp_path: Path) -> None:
     study = ("study=ladder", "study.learning_rates=null", "study.axes=[norm]", "study.seeds=[1]", "study.dry_run=true")
     ran = run_train(*tiny, *study, "name=climb", "train.tokens=5000", *ON_SLURM, cwd=tmp_path, PATH="/nowhere")
     assert (ran.code, ran.err) == (0, "")
@@ -404,9 +396,7 @@ def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_reported_once(
         watch.jobs(fresh=True)
 
 
-def test_uncommitted_changes_are_reported_before_jobs_wait_with_them(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_uncommitted_changes_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     engine = slurm_engine.SlurmEngine(SlurmSettings(), PRINTS)
     monkeypatch.setattr(slurm_engine.environment, "git_state", lambda folder: Git("c", dirty=True))
     engine._warn_if_dirty()

@@ -47,9 +47,7 @@ EVERY_TWO = [  # of a position, an attention, a window and a number of kv heads 
 
 
 @pytest.mark.parametrize(("position", "attention", "window", "n_kv_heads"), EVERY_TWO)
-def test_fused_attention_equals_the_reference(
-    position: str, attention: str, window: int | None, n_kv_heads: int
-) -> None:
+def test_fused_equals_reference_attention(position: str, attention: str, window: int | None, n_kv_heads: int) -> None:
     torch.manual_seed(n_kv_heads)
     encoding = call(component("position", position), dim=DIM, n_heads=N_HEADS, head_dim=HEAD_DIM, max_seq_len=32)
     sizes = {"dim": DIM, "n_heads": N_HEADS, "n_kv_heads": n_kv_heads, "head_dim": HEAD_DIM}

@@ -227,7 +227,7 @@ def test_a_mixture_of_experts_counts_what_a_token_uses() -> None:
         ("attention", AddedMatrix, r"has matrices outside of nn\.Linear"),
     ],
 )
-def test_a_component_whose_cost_nobody_knows_is_an_error_that_names_the_hook(
+def test_an_unknown_cost_is_an_error_with_its_hook(
     slot: str, component: type[nn.Module], told: str, device: str
 ) -> None:
     model = model_with(*GQA, device=device, **{slot: component})

@@ -58,9 +58,7 @@ def test_loss_and_gradients_equal_the_plain_ones(options: dict[str, Any], monkey
 
 
 @pytest.mark.parametrize(("vocab_size", "chunk"), [(VOCAB, VOCAB - 1), (3, 10**6)])
-def test_a_chunk_holds_at_least_one_token_and_at_most_all(
-    vocab_size: int, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chunk_holds_from_one_token_to_all(vocab_size: int, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loss.CHUNK, "cpu", chunk)
     pair = [results(embedding(vocab_size), chunked, tokens=(2, 3), z_loss=0.1) for chunked in (True, False)]
     torch.testing.assert_close(*pair)

@@ -100,9 +100,7 @@ def test_without_attention_less_is_kept_and_of_a_block_only_its_input(overrides:
 
 @pytest.mark.parametrize("parts", ["none", *PARTS])
 @pytest.mark.parametrize("arch", ["llama", "gpt2", "falcon"])
-def test_the_flops_that_are_recomputed_are_those_of_the_parts_but_for_each_one_s_last_product(
-    arch: str, parts: str
-) -> None:
+def test_recomputed_flops_are_those_of_the_parts_but_for_each_one_s_last_product(arch: str, parts: str) -> None:
     model = recomputing(parts, f"arch={arch}", "model.attention.kernel=reference", "model.max_seq_len=32")
     cost = measure_cost(model)
     with FlopCounterMode(display=False) as counter:

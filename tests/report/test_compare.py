@@ -143,9 +143,7 @@ def test_a_run_whose_metrics_end_in_a_partial_line_is_read_up_to_it(compare: Com
     assert "vanilla/seed=1" in ran.out
 
 
-def test_a_comparison_has_the_title_that_is_asked_for_and_else_one_of_design_and_baseline(
-    compare: Command, tmp_path: Path
-) -> None:
+def test_a_comparison_has_its_own_title_or_that_of_its_baseline(compare: Command, tmp_path: Path) -> None:
     facts = {"near": {"choices": {"norm": "layernorm", "position": "rope"}}}
     write_study(tmp_path / "study", {"base": 0.0, "near": 0.0}, seeds=(1, 2), facts=facts)
     ran = compare(tmp_path / "study", "--group-by", "norm", "--title", "Two norms")
@@ -157,7 +155,7 @@ def test_a_comparison_has_the_title_that_is_asked_for_and_else_one_of_design_and
     assert Study.load(ran.cwd / "comparison").heading == "Comparison: norm=rmsnorm and 1 other arm"
 
 
-def test_a_comparison_parses_the_config_of_each_run_once(
+def test_a_comparison_parses_each_config_once(
     compare: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = [(f"model.dim={dim}", seed) for dim in (32, 64) for seed in (1, 2)]
@@ -170,9 +168,7 @@ def test_a_comparison_parses_the_config_of_each_run_once(
     assert len([text for text in parsed if str(tmp_path) in text and "train:" in text]) == len(runs)
 
 
-def test_a_study_of_which_no_run_began_is_logged_with_the_study_s_own_settings_alone(
-    studied: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_without_a_run_is_logged_with_its_own_settings(studied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for run in studied.glob("*/seed=*"):
         shutil.rmtree(run)
     result, told = analyse(Study.load(studied), studied), []

@@ -278,9 +278,7 @@ def test_the_command_exports_a_study_and_says_what_it_wrote(in_process: Callable
     assert (again.code, again.err) == (0, "")
 
 
-def test_a_folder_that_is_not_empty_is_refused_before_anything_is_read(
-    in_process: Callable[..., Ran], folder: Path, tmp_path: Path
-) -> None:
+def test_a_folder_that_is_not_empty_is_refused(in_process: Callable[..., Ran], folder: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
     ran = in_process(compare_command, "llama-lab-compare", "nowhere", "--export", str(tmp_path))
     assert ran.code == 2
@@ -333,9 +331,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(result: Result, tmp_path: 
 
 
 @pytest.mark.usefixtures("quick")
-def test_an_export_that_fails_leaves_what_was_there(
-    result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_export_leaves_what_was_there(result: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_export(result, tmp_path / "paper")
     before = (tmp_path / "paper" / "runs.csv").read_text()
 

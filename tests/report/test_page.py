@@ -477,7 +477,7 @@ def body(result: Result, folder: Path) -> str:
     return re.sub(r"<script.*?</script>|aria-label=\".*?\"", "", text, flags=re.DOTALL)
 
 
-def test_the_edge_of_a_learning_rate_grid_is_reported_once_in_its_section_beside_the_arm_that_is_there(
+def test_the_edge_of_a_learning_rate_grid_is_reported_once_beside_the_arm_that_is_there(
     tmp_path: Path,
 ) -> None:
     text = body(results.swept(), tmp_path)

@@ -105,9 +105,7 @@ def test_a_checkpoint_with_code_is_refused_and_the_code_not_run(tmp_path: Path) 
     assert not marker.exists()
 
 
-def test_the_last_whole_checkpoint_is_chosen_and_a_torn_one_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_last_whole_checkpoint_is_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     last = tmp_path / "last.ckpt"
     assert (newest_whole(last), checkpoint_step(None)) == (None, 0)
     for step in (1, 2, 3):
@@ -124,9 +122,7 @@ def test_the_last_whole_checkpoint_is_chosen_and_a_torn_one_told(
 
 
 @pytest.mark.slow
-def test_a_run_whose_last_checkpoint_is_torn_goes_on_from_the_one_before_to_the_same_end(
-    whole: Path, tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_torn_checkpoint_is_replaced_by_the_one_before(whole: Path, tiny: list[str], tmp_path: Path) -> None:
     overrides = [*tiny, *RUN, f"runs_dir={tmp_path}"]
     last = stopped(at(Monitor, "on_train_batch_end", 14), stop, *overrides).folder.checkpoint
     assert [checkpoint_step(file) for file in (last, before(last))] == [14, 12]

@@ -168,9 +168,7 @@ def test_an_unfinished_run_goes_on_with_the_same_settings(status: str, folder: R
         ("logger=wandb", "model.norm.eps=1", "model.norm.eps=1", "model.norm.eps=1e-05"),
     ],
 )
-def test_an_unfinished_run_goes_on_with_the_same_settings_alone_and_others_are_told_by_the_group_that_chose_them(
-    before: str, now: str, new: str, old: str, folder: RunFolder
-) -> None:
+def test_an_unfinished_run_refuses_other_settings(before: str, now: str, new: str, old: str, folder: RunFolder) -> None:
     begun(folder, before, status="interrupted")
     check(folder, before)
     for more in ([], [f"resume='{folder.path}'"]):
@@ -211,9 +209,7 @@ def test_overwrite_starts_over_whatever_the_folder_held(folder: RunFolder) -> No
 
 
 @pytest.mark.parametrize("library", ["llama-lab", "torch"])
-def test_a_run_that_goes_on_with_other_kernels_says_so(
-    library: str, folder: RunFolder, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_with_other_kernels_says_so(library: str, folder: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     begun(folder, status="interrupted")
     cfg = compose_config("size=pico")
     old, new = (Environment(versions=OURS.versions | {library: version}) for version in ("0.4.0", "0.5.0"))

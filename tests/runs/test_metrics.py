@@ -90,9 +90,7 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_rows_that_are_not_those_before_the_checkpoint_are_refused_by_the_file_s_name(
-    damage: str, tmp_path: Path
-) -> None:
+def test_rows_other_than_those_before_the_checkpoint_are_refused(damage: str, tmp_path: Path) -> None:
     table = written(tmp_path)
     table.path.write_text(DAMAGE[damage](table.path.read_text()))
     with pytest.raises(ConfigError, match=rf"^{table.path}: is damaged, .*; restore it, choose another name, or start"):

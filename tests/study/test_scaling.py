@@ -37,7 +37,7 @@ def shared(tiny: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_rates_are_tuned_at_one_budget_of_a_size_and_few_points_are_not_fitted(
+def test_rates_are_tuned_at_one_budget_of_a_size(
     command: Command, shared: list[str], sizes: Callable[..., str]
 ) -> None:
     mine = sizes(slim=8, wide=16)

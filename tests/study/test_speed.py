@@ -84,7 +84,7 @@ def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
     assert not (unmeasured / "lightning_logs").exists()
 
 
-def test_arms_that_differ_in_their_budget_alone_are_measured_as_one(
+def test_arms_of_two_budgets_are_measured_once(
     tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
@@ -166,9 +166,7 @@ def test_what_cannot_be_measured_is_reported_in_one_line(arguments: list[str], e
 
 
 @pytest.mark.usefixtures("one_round")
-def test_a_study_is_measured_by_a_command_of_its_own_but_not_with_foreign_code(
-    command: Command, unmeasured: Path
-) -> None:
+def test_a_study_is_measured_by_a_command_but_not_with_foreign_code(command: Command, unmeasured: Path) -> None:
     ran = command("measure=runs/climb", "trainer=cpu")
     assert (ran.code, ran.err) == (0, "")
     assert StudySpeed.load(unmeasured) is not None
@@ -196,9 +194,7 @@ def change_json(file: Path, **changes: object) -> None:
     file.write_text(json.dumps(content))
 
 
-def test_the_report_has_the_measured_speeds_and_names_what_is_wrong_with_them(
-    measured: Path, in_process: Callable[..., Ran]
-) -> None:
+def test_the_report_has_the_measured_speeds_and_their_faults(measured: Path, in_process: Callable[..., Ran]) -> None:
     def compared() -> tuple[str, dict[str, str]]:
         """What is printed, and the row of the first arm."""
         ran = in_process(compare_command, "llama-lab-compare", str(measured))

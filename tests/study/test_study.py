@@ -161,9 +161,7 @@ def test_a_study_that_nobody_touched_is_accused_of_nothing(climb: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_sizes_of_a_users_own_components_are_checked_by_the_study_that_names_them(
-    study: Callable[..., Ran], tmp_path: Path
-) -> None:
+def test_the_sizes_of_a_user_s_components_are_checked_by_their_study(study: Callable[..., Ran], tmp_path: Path) -> None:
     option = tmp_path / "my_conf" / "norm" / "mine.yaml"
     option.parent.mkdir(parents=True)
     option.write_text("# @package model.norm\n_target_: tests.analysis.synthetic.MyNorm\n_partial_: true\neps: 1e-5\n")
@@ -210,9 +208,7 @@ def test_a_dry_run_prices_a_study_on_devices_that_are_not_here(study: Callable[.
 
 
 @pytest.mark.slow
-def test_the_same_command_again_and_a_comparison_of_all_pairs_train_nothing(
-    study: Callable[..., Ran], climb: Path
-) -> None:
+def test_the_same_command_and_a_comparison_of_all_pairs_train_nothing(study: Callable[..., Ran], climb: Path) -> None:
     before, table = written(climb), (climb / "summary.csv").read_text()
     assert study(*LADDER).code == 0
     assert (written(climb), (climb / "summary.csv").read_text()) == (before, table)
@@ -247,9 +243,7 @@ def test_seeds_that_are_left_out_are_reported(study: Callable[..., Ran], climb: 
 
 
 @pytest.mark.slow
-def test_a_changed_arm_is_refused_by_its_key_and_retrained_on_demand_alone(
-    study: Callable[..., Ran], climb: Path
-) -> None:
+def test_a_changed_arm_is_refused_and_retrained_on_demand_alone(study: Callable[..., Ran], climb: Path) -> None:
     before = written(climb)
     refused = study(*LADDER, "optim.lr=1e-3")
     assert refused.code == 2
@@ -298,7 +292,7 @@ def tuning_losses(folder: Path, arm: str, seed: int) -> dict[float, float]:
     return {float(n.split("-lr=")[1].split("/")[0]): loss for n, loss in found.items() if n.startswith(f"{arm}-lr=")}
 
 
-def test_each_judged_run_takes_the_rate_that_its_own_tuning_seed_chooses(
+def test_each_judged_run_has_the_rate_of_its_tuning_seed(
     study: Callable[..., Ran], grid_search: Ran, grid: Path
 ) -> None:
     assert (grid_search.code, grid_search.err) == (0, "")
@@ -348,9 +342,7 @@ def test_a_rate_that_diverges_is_not_judged_unless_all_do(study: Callable[..., R
     assert written(folder) == before, "they would diverge again"
 
 
-def test_an_interrupted_tuning_run_delays_the_choice_and_does_not_change_it(
-    study: Callable[..., Ran], grid: Path
-) -> None:
+def test_an_interrupted_tuning_run_delays_the_choice_alone(study: Callable[..., Ran], grid: Path) -> None:
     expected = rates(grid)
     tuning = "llama2-lr=0.004/seed=1001"
     for run in (tuning, "llama2/seed=1", "llama2/seed=2"):
@@ -366,9 +358,7 @@ def test_an_interrupted_tuning_run_delays_the_choice_and_does_not_change_it(
 
 
 @pytest.mark.slow
-def test_a_grid_goes_on_where_its_best_rate_is_an_end(
-    study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_goes_on_if_its_best_rate_is_an_end(study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuning.MOST_EXTENSIONS == 6
     monkeypatch.setattr(tuning, "MOST_EXTENSIONS", 2)
     grid = [o.replace("[1e-3,4e-3]", "[1e-5,2e-5]") for o in GRID]
@@ -392,9 +382,7 @@ def test_a_grid_goes_on_where_its_best_rate_is_an_end(
 
 
 @pytest.mark.slow
-def test_a_kill_while_old_runs_are_cleared_lets_no_old_weights_in(
-    study: Callable[..., Ran], ladder: Ran, tmp_path: Path
-) -> None:
+def test_after_a_kill_no_old_weights_are_taken_up(study: Callable[..., Ran], ladder: Ran, tmp_path: Path) -> None:
     """A run's checkpoints and config go first, and its status last: between them it must not be taken up."""
     ours = [o for o in LADDER if not o.startswith(("study.axes", "study.seeds"))]
     losses = set()

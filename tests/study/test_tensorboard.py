@@ -81,9 +81,7 @@ def test_the_printed_address_opens_on_losses(address: str, browser: Browser) -> 
 
 @pytest.mark.slow
 @in_browser
-def test_the_page_of_hparams_has_a_row_per_run_with_its_choices_and_results(
-    address: str, browser: Browser, swept: Path
-) -> None:
+def test_the_page_of_hparams_has_each_run_s_choices_and_results(address: str, browser: Browser, swept: Path) -> None:
     runs_at(address)
     page = browser.new_page(viewport={"width": 1600, "height": 900})
     page.goto(urljoin(address, "#hparams"))

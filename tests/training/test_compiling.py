@@ -114,9 +114,7 @@ def test_without_a_compiler_auto_goes_on_eagerly_and_says_why(without_compiler: 
 
 
 @pytest.mark.slow
-def test_without_a_compiler_true_is_refused_with_the_fix_before_anything_is_written(
-    without_compiler: None, command: Command, tiny: list[str]
-) -> None:
+def test_without_a_compiler_true_is_refused(without_compiler: None, command: Command, tiny: list[str]) -> None:
     for study in ((), ("study=ladder", "study.dry_run=true")):
         ran = command(*tiny, *study, "trainer.compile=true")
         needs = "needs a C++ compiler (apt install g++), or set trainer.compile=false"
@@ -193,7 +191,7 @@ def test_an_interrupted_run_goes_on_as_it_began(
 
 
 @pytest.mark.slow
-def test_arms_on_both_sides_of_the_threshold_decide_alike_and_as_the_study_began(
+def test_arms_decide_alike_and_as_the_study_began(
     set_threshold: SetThreshold, command: Command, tiny: list[str]
 ) -> None:
     options = ("kv_heads=[4,1]", "seeds=[1]", "learning_rates=null", "measure_speed=false")
@@ -240,7 +238,7 @@ def test_a_compiled_run_is_the_eager_one_and_resumes_to_the_same_bits(tiny: list
 
 @needs_compiler
 @pytest.mark.slow
-def test_the_next_process_finds_what_the_first_has_compiled_and_a_cache_that_was_cut_short_changes_no_number(
+def test_compiled_code_is_kept_and_a_cut_cache_is_harmless(
     tmp_path: Path, run_train: RunTrain, tiny: list[str]
 ) -> None:
     cache = tmp_path / "inductor"

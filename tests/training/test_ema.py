@@ -49,9 +49,7 @@ def copied(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.double() for name, tensor in state.items()}
 
 
-def test_it_is_the_exponential_average_over_optimizer_steps_from_the_initial_weights_on(
-    tiny: list[str], tmp_path: Path
-) -> None:
+def test_it_is_the_exponential_average_from_the_initial_weights_on(tiny: list[str], tmp_path: Path) -> None:
     parts = pieces(*tiny, *RUN, f"train.ema={DECAY}", f"runs_dir={tmp_path}", kind=Watched)
     assert parts.fit() == "done"
     expected, *later = parts.module.seen  # type: ignore[union-attr]
@@ -72,9 +70,7 @@ def mean_by_hand(model: Any, dataset: Any) -> float:
 
 
 @pytest.mark.slow
-def test_the_run_is_the_one_without_an_average_but_for_the_loss_beside(
-    averaged: Path, tiny: list[str], tmp_path: Path
-) -> None:
+def test_the_run_is_the_one_without_an_average(averaged: Path, tiny: list[str], tmp_path: Path) -> None:
     plain = trained(*tiny, *RUN, f"runs_dir={tmp_path}")
     found = repeatable(averaged)
     beside = [row.pop("val/ema_loss", None) for row in found]
@@ -88,9 +84,7 @@ def test_the_run_is_the_one_without_an_average_but_for_the_loss_beside(
         llama_lab.load(plain, weights="ema")
 
 
-def test_an_evaluation_of_it_finds_its_loss_and_leaves_that_of_the_last_weights(
-    averaged: Path, evaluating: Command
-) -> None:
+def test_an_evaluation_finds_the_loss_of_either_weights(averaged: Path, evaluating: Command) -> None:
     for weights, file, metric in (("last", "eval", "val/loss"), ("ema", "eval_ema", "val/ema_loss")):
         ran = evaluating(f"run={averaged}", f"weights={weights}", "eval.parts=[loss]")
         assert (ran.code, ran.err) == (0, "")
@@ -115,8 +109,6 @@ def test_texts_and_exports_are_of_the_weights_that_were_asked_for(averaged: Path
         llama_lab.load(tmp_path / "ema", weights="ema")
 
 
-def test_a_run_from_another_begins_at_its_last_weights_and_averages_from_there(
-    averaged: Path, tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_run_from_another_begins_at_its_last_weights(averaged: Path, tiny: list[str], tmp_path: Path) -> None:
     first = rows(trained(*tiny, *RUN, "train.ema=0.5", f"init_from='{averaged}'", f"runs_dir={tmp_path}"))[0]
     assert first["val/loss"] == first["val/ema_loss"] == rows(averaged)[-1]["val/loss"]

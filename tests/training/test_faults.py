@@ -115,9 +115,7 @@ def test_a_full_disk_is_told_in_one_line_and_the_same_command_ends_as_if_nothing
 
 
 @pytest.mark.process
-def test_a_disk_that_is_full_or_cannot_be_written_for_the_tokens_is_told_and_leaves_nothing(
-    command: Command, disk: Disk, tiny: list[str]
-) -> None:
+def test_a_full_or_read_only_disk_for_the_tokens_is_told(command: Command, disk: Disk, tiny: list[str]) -> None:
     overrides = [*tiny, "train.tokens=2560", f"data.cache_dir={disk.path}/cache"]
 
     def refused(problem: str) -> None:
@@ -138,9 +136,7 @@ def test_a_disk_that_is_full_or_cannot_be_written_for_the_tokens_is_told_and_lea
 
 
 @pytest.mark.process
-def test_a_disk_that_cannot_be_written_is_told_and_a_sweep_goes_on(
-    command: Command, disk: Disk, tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_sweep_goes_on_after_a_read_only_disk(command: Command, disk: Disk, tiny: list[str], tmp_path: Path) -> None:
     disk.remount("ro")
     sweep = command("--multirun", *tiny, "train.tokens=2560", f"runs_dir={disk.path}/runs,{tmp_path}/runs")
     assert sweep.code == 2
@@ -151,9 +147,7 @@ def test_a_disk_that_cannot_be_written_is_told_and_a_sweep_goes_on(
 
 @pytest.mark.process
 @pytest.mark.parametrize("problem", ["No space left on device", "Read-only file system"])
-def test_a_run_that_cannot_begin_on_a_disk_changes_nothing_of_what_is_there(
-    problem: str, command: Command, disk: Disk, tiny: list[str]
-) -> None:
+def test_a_run_that_cannot_begin_changes_nothing(problem: str, command: Command, disk: Disk, tiny: list[str]) -> None:
     overrides = [*tiny, "train.tokens=2560", f"runs_dir={disk.path}/runs"]
     assert command(*overrides).code == 0
     before = {file: file.read_bytes() for file in disk.path.rglob("*") if file.is_file()}
@@ -192,9 +186,7 @@ def test_a_text_that_vanishes_while_it_is_read_is_named_and_its_return_mends_all
 
 
 @pytest.mark.slow
-def test_a_run_whose_text_and_tokens_vanished_goes_on_when_the_text_is_back(
-    command: Command, tiny: list[str], corpus: Path, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_when_its_text_is_back(command: Command, tiny: list[str], corpus: Path, tmp_path: Path) -> None:
     text, cache = tmp_path / "text.txt", tmp_path / "cache"
     shutil.copy(corpus, text)
     overrides = [*tiny, *RUN, "data.files=[text.txt]", f"data.cache_dir={cache}"]
@@ -228,9 +220,7 @@ def test_a_clock_that_jumps_back_changes_nothing(
 
 @pytest.mark.parametrize("logger", ["none", "tensorboard"])
 @pytest.mark.slow
-def test_a_run_folder_that_is_moved_while_it_trains_is_named_and_goes_on_where_it_is_put_back(
-    logger: str, command: Command, tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_folder_moved_in_training_is_named(logger: str, command: Command, tiny: list[str], tmp_path: Path) -> None:
     folder, aside = tmp_path / "runs" / "n" / "a" / "seed=1", tmp_path / "aside"
     overrides = [*tiny, *RUN, f"logger={logger}", "name=n", "arm=a"]
     with DURING_TRAINING(lambda: folder.rename(aside)):

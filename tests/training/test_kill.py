@@ -161,9 +161,7 @@ SWEEPS = (
 
 
 @pytest.mark.slow
-def test_commands_that_start_at_once_on_a_fresh_cache_build_it_once_whoever_was_killed_before(
-    tiny: list[str], preloaded: PreloadedPython, tmp_path: Path
-) -> None:
+def test_commands_that_start_at_once_build_once(tiny: list[str], preloaded: PreloadedPython, tmp_path: Path) -> None:
     draw = random.Random(1)
     text = tmp_path / "text.txt"
     text.write_text("".join(f"def f{i}(x): return {draw.getrandbits(64)} * x\n\n" for i in range(30_000)))  # 1.2 MB

@@ -79,18 +79,14 @@ def test_a_longer_budget_ends_at_the_same_last_bit_as_if_it_had_been_the_first(
 
 
 @pytest.mark.parametrize("step", [34, 50])
-def test_a_longer_budget_that_is_killed_goes_on_with_the_same_command(
-    step: int, short: Short, in_one_go: Wholes, tmp_path: Path
-) -> None:
+def test_a_longer_budget_that_is_killed_goes_on(step: int, short: Short, in_one_go: Wholes, tmp_path: Path) -> None:
     overrides, folder = short(WSD, tmp_path)
     more = [*overrides, *extended(folder)]
     stopped(at(Monitor, "on_train_batch_end", step), cut, *more)
     assert identical(trained_state(trained(*more)), trained_state(in_one_go[WSD]))
 
 
-def test_a_run_with_a_decay_keeps_the_checkpoint_before_it_and_a_kill_there_loses_nothing(
-    tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_run_with_a_decay_keeps_the_checkpoint_before_it(tiny: list[str], tmp_path: Path) -> None:
     overrides = [*tiny, *WSD, *SHORT, f"runs_dir={tmp_path}"]
     last = stopped(at(Checkpointing, "on_validation_end", 30), cut, *overrides).folder.checkpoint
     assert (checkpoint_step(last), checkpoint_step(stable(last))) == (28, 30)

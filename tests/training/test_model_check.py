@@ -169,9 +169,7 @@ def test_an_error_in_our_code_names_the_user_s_component(mine: list[str], comman
 
 
 @pytest.mark.slow
-def test_a_mixer_without_a_state_needs_a_run_without_a_sample(
-    mine: list[str], command: Command, evaluating: Command
-) -> None:
+def test_a_mixer_without_a_state_writes_no_sample(mine: list[str], command: Command, evaluating: Command) -> None:
     told = r"train\.sample_tokens=10: model\.blocks\.0\.attention: Stateless must read the whole text again .* give it"
     assert_refused(command(*mine, "position=none", "attention=stateless"), told)
     ran = command(*mine, "position=none", "attention=stateless", "train.sample_tokens=0")

@@ -48,7 +48,7 @@ def validated(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> tupl
     return parts, nll_by_hand(model, parts.dataset.val.tolist())
 
 
-def test_validation_loss_is_the_sum_over_all_tokens_divided_by_their_number(
+def test_validation_loss_is_the_sum_over_all_tokens_over_their_number(
     validated: tuple[Pieces, list[float]],
 ) -> None:
     parts, paid = validated

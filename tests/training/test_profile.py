@@ -59,9 +59,7 @@ def test_writing_it_takes_no_time_of_the_run(tiny: list[str], tmp_path: Path, mo
     assert run.rows[-1]["seconds"] == 0.0
 
 
-def test_a_run_that_ends_earlier_shows_the_steps_until_then_and_one_without_a_step_to_profile_says_so(
-    tiny: list[str], command: Command
-) -> None:
+def test_a_run_that_ends_earlier_shows_the_steps_until_then(tiny: list[str], command: Command) -> None:
     ran = command(*tiny, *RUN, "train.tokens=1536", "name=some")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out.splitlines()[-1].startswith("the profile is in runs/some/")

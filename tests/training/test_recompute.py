@@ -21,9 +21,7 @@ RUN = [
 
 
 @pytest.mark.slow
-def test_a_run_that_recomputes_leaves_the_same_weights_and_rows_to_the_last_bit(
-    tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_run_that_recomputes_is_the_same_to_the_last_bit(tiny: list[str], tmp_path: Path) -> None:
     parts = ("none", "attention", "block")
     plain, *others = (trained(*tiny, *RUN, f"train.recompute={p}", f"runs_dir={tmp_path / p}") for p in parts)
     for again in others:

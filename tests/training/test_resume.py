@@ -65,9 +65,7 @@ CUTS: dict[str, Moment] = {
 
 
 @pytest.mark.parametrize("moment", CUTS)
-def test_a_run_that_dies_goes_on_from_its_last_checkpoint_to_the_same_end(
-    moment: str, whole: Path, overrides: list[str]
-) -> None:
+def test_a_run_that_dies_goes_on_to_the_same_end(moment: str, whole: Path, overrides: list[str]) -> None:
     run = stopped(CUTS[moment], cut, *overrides)
     if run.folder.metrics.exists():
         with run.folder.metrics.open("a") as file:
@@ -86,9 +84,7 @@ def test_a_run_that_a_search_prunes_saves_and_goes_on_to_the_same_end(whole: Pat
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_command_says_how_to_go_on_and_exits_with_130(
-    number: signal.Signals, command: Command, tiny: list[str]
-) -> None:
+def test_a_stopped_command_says_how_to_go_on(number: signal.Signals, command: Command, tiny: list[str]) -> None:
     overrides = [*tiny, *RUN, "train.prompt='a b'"]
     with at(Monitor, "on_train_batch_end", 14)(partial(stop, number)):
         ran = command(*overrides)
@@ -111,9 +107,7 @@ def test_a_second_sigterm_does_not_cut_off_the_checkpoint_of_the_first(whole: Pa
     assert ends_as_the_whole_run(whole, *overrides)
 
 
-def test_a_second_ctrl_c_stops_at_once_and_the_run_goes_on_from_the_last_checkpoint(
-    command: Command, tiny: list[str]
-) -> None:
+def test_a_second_ctrl_c_stops_at_once_at_the_last_checkpoint(command: Command, tiny: list[str]) -> None:
     with at(Monitor, "on_train_batch_end", 14)(partial(twice, signal.SIGINT)):
         ran = command(*tiny, *RUN)
     assert ran.code == 130
@@ -125,9 +119,7 @@ def test_a_second_ctrl_c_stops_at_once_and_the_run_goes_on_from_the_last_checkpo
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_the_evaluation_after_the_last_step_loses_nothing_but_that_evaluation(
-    command: Command, tiny: list[str]
-) -> None:
+def test_ctrl_c_in_the_last_evaluation_loses_nothing_else(command: Command, tiny: list[str]) -> None:
     overrides = [*tiny, *RUN, "train.evaluations=3"]  # after steps 14, 28, and at the end, which is no multiple
     with at(Monitor, "on_validation_start", 40)(partial(stop, signal.SIGINT)):
         interrupted = command(*overrides)
@@ -155,9 +147,7 @@ def test_a_finished_run_is_found_by_its_folder_and_needs_more_tokens(command: Co
     )
 
 
-def test_a_finished_run_trains_further_with_resume_and_more_tokens(
-    whole: Path, tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_finished_run_trains_further_with_more_tokens(whole: Path, tiny: list[str], tmp_path: Path) -> None:
     folder = shutil.copytree(whole, tmp_path / "name" / "arm" / "seed=1")
     more = (f"runs_dir={tmp_path}", f"resume='{folder}'", "train.tokens=15360")
     assert trained(*tiny, *RUN, *more, arm="another") == folder
@@ -170,9 +160,7 @@ def test_a_finished_run_trains_further_with_resume_and_more_tokens(
     assert short[-2]["optim/lr"] < 0.15 * peak < further[len(short)]["optim/lr"], "the schedule is not the new budget's"
 
 
-def test_a_run_that_fails_after_its_last_step_ends_with_the_same_rows_and_its_time(
-    tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_run_that_fails_after_its_last_step_keeps_its_rows_and_time(tiny: list[str], tmp_path: Path) -> None:
     overrides = (*tiny, "train.tokens=5120", f"runs_dir={tmp_path}")
     failing = patch("llama_lab.training.recording.sample_text", side_effect=RuntimeError("killed while it sampled"))
     run = planned(*overrides)

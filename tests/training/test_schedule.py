@@ -62,9 +62,7 @@ def warming(steps: int) -> tuple[int, Callable[[torch.optim.Optimizer], LRSchedu
 
 
 @given(schedules(), STEPS)
-def test_every_multiple_is_from_0_to_1_and_the_first_step_is_not_lost_to_a_rate_of_zero(
-    schedule: Schedule, steps: int
-) -> None:
+def test_every_multiple_is_from_0_to_1_and_the_first_is_not_0(schedule: Schedule, steps: int) -> None:
     first, *others = curve(schedule, steps)
     assert 0 < first <= 1
     assert all(0 <= multiple <= 1 for multiple in others)
@@ -110,9 +108,7 @@ TAKES = {constant: ["warmup"], cosine: ["warmup", "final"], linear: ["warmup", "
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.5, "abc", None, float("nan")])
 @pytest.mark.parametrize(("schedule", "key"), [(schedule, key) for schedule in TAKES for key in TAKES[schedule]])
-def test_a_setting_that_is_no_fraction_is_refused_by_its_name(
-    schedule: Callable[..., float], key: str, wrong: object
-) -> None:
+def test_a_setting_that_is_no_fraction_is_refused(schedule: Callable[..., float], key: str, wrong: object) -> None:
     settings = {name: SETTINGS[name] for name in TAKES[schedule]} | {key: wrong}
     with pytest.raises(ConfigError) as error:
         schedule(0, 100, **settings)

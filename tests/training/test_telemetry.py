@@ -164,9 +164,7 @@ def test_it_reads_the_same_where_activations_are_dropped_or_recomputed(tiny: lis
     assert again == plain
 
 
-def test_steps_that_are_not_logged_do_no_more_than_without_it_and_its_time_counts_in_no_speed(
-    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_steps_do_no_more_than_without(tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []  # each of which takes 1000 seconds
     for name in ("read_activations", "norms"):
         work = getattr(telemetry, name)
@@ -179,9 +177,7 @@ def test_steps_that_are_not_logged_do_no_more_than_without_it_and_its_time_count
 
 
 @pytest.mark.parametrize("begins", [True, False])
-def test_it_may_be_switched_when_a_run_goes_on_and_keeps_what_was_logged(
-    begins: bool, tiny: list[str], tmp_path: Path
-) -> None:
+def test_it_may_be_switched_when_a_run_goes_on(begins: bool, tiny: list[str], tmp_path: Path) -> None:
     common = [*tiny, *SHORT, "train.log_every=1", f"runs_dir={tmp_path}"]
     folder = trained(*common, f"train.telemetry={begins}")
     trained(*common, f"train.telemetry={not begins}", f"resume='{folder}'", f"train.tokens={12 * STEP}")
@@ -208,9 +204,7 @@ class Sigmoid(MultiHeadAttention):
 
 
 @pytest.mark.parametrize("mixer", [Mean, Sigmoid])
-def test_a_mixer_without_softmax_has_no_entropy_and_no_logits(
-    mixer: type[Mixer], tiny: list[str], tmp_path: Path
-) -> None:
+def test_a_mixer_without_softmax_has_no_entropy(mixer: type[Mixer], tiny: list[str], tmp_path: Path) -> None:
     run = pieces(*tiny, *ON, f"train.tokens={STEP}", f"runs_dir={tmp_path}")
     of_first: Any = run.module.model.blocks[0]
     if mixer is Mean:
@@ -238,9 +232,7 @@ def test_one_shard_reads_what_one_device_reads(precision: str, tiny: list[str], 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["ddp", "fsdp"])
-def test_two_devices_read_the_gradients_and_updates_of_one(
-    trainer: str, tiny: list[str], tmp_path: Path, run_train: RunTrain
-) -> None:
+def test_two_devices_read_what_one_reads(trainer: str, tiny: list[str], tmp_path: Path, run_train: RunTrain) -> None:
     common = [*tiny, *SHORT, "trainer.accelerator=cpu", "train.micro_batch_size=4"]
     ran = run_train(*common, f"trainer={trainer}", "trainer.devices=2", **LOOPBACK)
     assert (ran.code, ran.err) == (0, "")

@@ -75,9 +75,7 @@ def test_a_source_is_hashed_once_by_a_process_until_its_files_change(
     assert len({*before, *after}) == 2
 
 
-def test_the_record_and_the_terminal_say_name_by_name_what_was_taken_made_anew_and_left(
-    tiny: list[str], source: Path, command: Command
-) -> None:
+def test_what_was_taken_made_anew_and_left_is_told_by_name(tiny: list[str], source: Path, command: Command) -> None:
     ran = command(*tiny, *SHORT, f"init_from={source}", "attention=mqa", "norm=layernorm", "position=learned")
     assert (ran.code, ran.err) == (0, "")
     start = json.loads((ran.run / WarmStart.FILE).read_text())
@@ -116,9 +114,7 @@ SCALINGS = {
 
 
 @pytest.mark.parametrize("position", SCALINGS)
-def test_every_scaling_of_rotary_positions_takes_all_weights_to_a_longer_context(
-    position: str, settings: list[str], source: Path
-) -> None:
+def test_every_scaling_takes_all_weights_to_a_longer_context(position: str, settings: list[str], source: Path) -> None:
     scaling = [f"model.position.{setting}" for setting in SCALINGS[position]]
     run = planned(*settings, f"position={position}", "model.max_seq_len=128", *scaling)
     dataset, loaded = open_dataset(run.cfg), load_source(run.cfg)
@@ -187,9 +183,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("overrides", REFUSED)
-def test_what_cannot_be_a_start_is_refused_in_one_line_before_a_folder_is_made(
-    overrides: str, tiny: list[str], source: Path, command: Command
-) -> None:
+def test_what_cannot_be_a_start_is_refused(overrides: str, tiny: list[str], source: Path, command: Command) -> None:
     ran = command(*tiny, f"init_from={source}", *overrides.split())
     assert (ran.code, ran.err.count("\n")) == (2, 1)
     assert REFUSED[overrides] in ran.err
@@ -234,9 +228,7 @@ def test_each_seed_of_a_sweep_may_start_from_its_own_source(tiny: list[str], com
 
 
 @pytest.mark.slow
-def test_shards_start_from_the_same_weights_as_one_device(
-    settings: list[str], tmp_path: Path, run_train: RunTrain
-) -> None:
+def test_shards_start_from_the_weights_of_one_device(settings: list[str], tmp_path: Path, run_train: RunTrain) -> None:
     alone = trained(*last_of_each([*settings, "attention=mqa", f"runs_dir={tmp_path / 'alone'}"]))
     sharded = run_train(*settings, "attention=mqa", "trainer=fsdp", "trainer.devices=2", "trainer.accelerator=cpu")
     assert sharded.code == 0, sharded.err

@@ -47,9 +47,7 @@ def assert_same_curve(ran: Path, one: Path) -> None:
 
 
 @pytest.mark.parametrize("devices", [2, 4])
-def test_what_devices_read_makes_the_gradient_and_the_validation_loss_of_one(
-    devices: int, tiny: list[str], tmp_path: Path
-) -> None:
+def test_devices_make_the_gradient_and_the_loss_of_one(devices: int, tiny: list[str], tmp_path: Path) -> None:
     """In one process: gradients are averaged over devices, as DDP does, and the sums of validation are added."""
     parts = pieces(*tiny, *RUN, f"runs_dir={tmp_path}")
     module = parts.module

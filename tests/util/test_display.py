@@ -46,7 +46,7 @@ def test_lines_on_the_data_include_the_time_left_of_a_phase(monkeypatch: pytest.
     ]
 
 
-def test_lines_on_training_have_the_time_left_and_a_validation_loss_where_it_was_measured(
+def test_lines_on_training_have_the_time_left_and_a_validation_loss(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = 100.0

@@ -144,9 +144,7 @@ def test_every_arm_is_planned_and_those_that_cannot_take_the_weights_are_refused
 
 
 @pytest.mark.slow
-def test_an_uptraining_study_reports_what_each_start_recovers_and_notices_another_source(
-    begun: Ran, ours: list[str], command: Command
-) -> None:
+def test_an_uptraining_study_reports_what_each_start_recovers(begun: Ran, ours: list[str], command: Command) -> None:
     study = (*ours, "study=uptrain", FROM, "study.share=1", "study.kv_heads=[1]", "name=up", *QUICK)
     ran = command(*study)
     assert (ran.code, ran.err) == (0, "")

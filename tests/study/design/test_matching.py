@@ -45,9 +45,7 @@ def cost(recipe: str, size: str, width: int | None = None) -> Cost:
     ],
 )
 @pytest.mark.slow
-def test_pairs_of_recipes_are_matched_and_the_residual_is_reported_exactly(
-    size: str, match: str, pairs: list[tuple[str, str]]
-) -> None:
+def test_pairs_of_recipes_are_matched_to_their_residual(size: str, match: str, pairs: list[tuple[str, str]]) -> None:
     measure = MATCHED[match]
     for base, arm in pairs:
         reference = cost(base, size)

@@ -211,9 +211,7 @@ def test_each_optimizer_is_tuned_over_its_own_grid(tiny: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_grids_of_their_own_go_on_each_from_its_own_end(
-    study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_grid_goes_on_from_its_own_end(study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "MOST_EXTENSIONS", 2)
     more = ("study.extend_rates=true", *QUICK, "study.seeds=[1]", "train.tokens=2560")
     result = reported(study("study=options", *over("optim", "adamw", "lion"), GRIDS, *more))

@@ -38,9 +38,7 @@ def test_the_runs_of_small_models_have_one_thread_and_those_of_large_ones_all(tm
     assert threads_per_run(plan(tmp_path, SMALL / 10, 1.01 * SMALL)) == 8, "one arm decides for all"
 
 
-def test_small_models_have_all_threads_where_copies_of_the_largest_do_not_fit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_models_have_all_threads_where_copies_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(threads, "copies_fit", lambda *arguments: bool(asked.append(arguments)))
     few = plan(tmp_path, SMALL / 10, SMALL)

@@ -5,8 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks import __main__ as command
-from benchmarks.components import COMPONENTS
 from benchmarks.decoders import TINY, generate_cached, generate_uncached, kv_computations, measure_decoding
 from benchmarks.layers import (
     SHAPES,
@@ -113,10 +111,6 @@ def test_a_backward_pass_alone_can_be_run_again_and_again() -> None:
     (first,), (second,) = work(), work()
     assert torch.equal(first, second)
     assert x.grad is None
-
-
-def test_the_command_knows_the_components_without_importing_them() -> None:
-    assert tuple(COMPONENTS) == command.COMPONENTS
 
 
 def test_the_largest_written_out_attention_stays_below_ten_gibibytes() -> None:

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
 
 from llama_lab.model.temperature import LogTemperature, StepTemperature
 from tests.composing import decoder
@@ -22,12 +21,6 @@ def test_a_logarithmic_temperature_is_one_at_its_length() -> None:
 def test_a_step_temperature_equals_llama_4s() -> None:
     expected = torch.log1p(torch.floor((POSITIONS.float() + 1.0) / 8)) * 0.1 + 1.0  # Llama4TextAttention.forward
     torch.testing.assert_close(StepTemperature(0.1, 8)(POSITIONS), expected)
-
-
-def test_steps_begin_at_the_offset_as_ministral_3s() -> None:
-    expected = get_llama_4_attn_scale(POSITIONS[None], 0.1, 8)[0, 0, :, 0]
-    torch.testing.assert_close(StepTemperature(0.1, 8, offset=0)(POSITIONS), expected)
-    assert StepTemperature(0.1, 8)(torch.tensor([7])) > 1 == StepTemperature(0.1, 8, offset=0)(torch.tensor([7]))
 
 
 def test_every_attention_takes_every_temperature() -> None:

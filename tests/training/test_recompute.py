@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from llama_lab.util.errors import ConfigError
 from tests.conftest import RunTrain, needs_compiler
-from tests.training.tiny import LOOPBACK, identical, planned, repeatable, trained, trained_state
+from tests.training.tiny import LOOPBACK, identical, repeatable, trained, trained_state
 
 RUN = [
     "model.dropout=0.1",
@@ -54,8 +53,3 @@ def test_a_compiled_run_recomputes_blocks(tiny: list[str], tmp_path: Path) -> No
     assert torch._dynamo.utils.counters["frames"]["ok"] > 0
     for ours, theirs in zip(repeatable(again), repeatable(plain), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-4)
-
-
-def test_an_unknown_part_is_refused(tiny: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"train\.recompute=ffn: unknown; choose none \| attention \| block$"):
-        planned(*tiny, "train.recompute=ffn")

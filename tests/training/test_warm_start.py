@@ -177,7 +177,6 @@ REFUSED = {
     "model.dim=16": "none of its weights has a name and shape of this model; name a more",
     "init_kv_heads=first": "init_kv_heads=first: this model has not fewer key and value heads than",
     "init_from=null init_kv_heads=mean": "init_kv_heads=mean: pools the heads of trained weights;",
-    "tokenizer=char": "so that its embeddings are of other tokens; train with its own, tokenizer=hf tokenizer",
     "init_from=null trust=[lab]": "trust=['lab']: is for configs that are stored; leave it out, or",
 }
 

@@ -135,8 +135,7 @@ def build_model(cfg: DictConfig, vocab_size: int, eot_id: int | None = None) -> 
     if wanted is not None and wanted < vocab_size:
         advice = "raise it to at least that, or leave it null to follow the tokenizer"
         raise ConfigError(f"model.vocab_size={wanted}: the tokenizer has {vocab_size} ids; {advice}")
-    different = (one.attention for one in cfg.model.get("layers", ()) if "attention" in one)
-    for key, attention in product(("window", "chunk"), (cfg.model.attention, *different)):
+    for key, attention in product(("window", "chunk"), of_layers(cfg.model, "attention")):
         size = attention.get(key)
         if size is not None and size >= cfg.model.max_seq_len:
             length = f"model.max_seq_len={cfg.model.max_seq_len}"
@@ -187,7 +186,7 @@ def check_idle(model: DictConfig) -> None:
 def of_layers(model: DictConfig, part: str) -> list[DictConfig]:
     """A component's node in each layer."""
     nodes = [model[part]] * model.n_layers
-    for one in model.layers:
+    for one in model.get("layers", ()):
         for layer in one["at"] if part in one else ():
             nodes[layer] = one[part]
     return nodes

@@ -16,7 +16,7 @@ from llama_lab.util.files import replace_text
 
 from .folders import json_hash, open_or_build
 from .hub import FORMATS, is_hub_name, report_hub_errors
-from .source import Files, ReportProgress, TextFiles, cut, encoded, read_blocks, row_texts
+from .source import Files, ReportProgress, TextFiles, cut, encoded, numbered, read_blocks, row_texts
 
 _LOCALLY = "point at files on this machine, as data=hub data.path=parquet 'data.data_files=[...]'"
 _SAVED = ("dataset_dict.json", "state.json")  # in a folder that `save_to_disk` wrote: of several splits, of one
@@ -173,8 +173,7 @@ class HubDataset(Files):
                     yield from cut(read_blocks(opened, f"data.data_files=[{file}]"), self.document_chars)
             return
         stream = known[split].to_iterable_dataset() if self._is_saved else self._builder.as_streaming_dataset(split)
-        places = ((f"row {number}", row) for number, row in enumerate(stream, 1))
-        rows = row_texts(places, self.text_field, self._path, may_be_null=True)
+        rows = row_texts(numbered(stream), self.text_field, self._path, may_be_null=True)
         yield from rows if self.document_start is None else join_rows(rows, self._start)
 
     @cached_property

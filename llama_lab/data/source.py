@@ -237,6 +237,11 @@ def row_texts(rows: Iterable[tuple[str, Any]], text_field: str, where: str, may_
         raise ConfigError(f"data.text_field={text_field}: {place} of {where} {problem}")
 
 
+def numbered(rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
+    """Each row after its place."""
+    return ((f"row {number}", row) for number, row in enumerate(rows, 1))
+
+
 def _kind(value: Any) -> str:
     return "null" if value is None else type(value).__name__
 
@@ -256,8 +261,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Any]]:
             except json.JSONDecodeError as error:
                 line, reason = error.lineno, error.msg
             else:
-                rows = ((f"row {i}", row) for i, row in enumerate(value, 1))
-                yield from rows if is_list else [(f"line {number}", value)]
+                yield from numbered(value) if is_list else [(f"line {number}", value)]
                 continue
             place = f"line {number - 1 + line}"
             raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file ({place}: {reason}); fix it")
@@ -268,8 +272,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
 
     try:
         with parquet.ParquetFile(path) as file:
-            rows = (row for batch in file.iter_batches(1000) for row in batch.to_pylist())
-            yield from ((f"row {number}", row) for number, row in enumerate(rows, 1))
+            yield from numbered(row for batch in file.iter_batches(1000) for row in batch.to_pylist())
     except ArrowException as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file ({reason}); fix it") from error

@@ -14,7 +14,7 @@ from .json_file import JsonRecord, from_json
 
 FILE = "study.yaml"
 SUMMARY = "summary.csv"  # of a report
-Pair = tuple[str, str]  # an arm and its reference
+Pair = tuple[str, str]  # an arm and the one that it is compared with
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Study:
 
     @property
     def is_factorial(self) -> bool:
-        """Whether its arms are combinations of the options of several axes, which are judged by their effects."""
+        """Whether its arms are combinations of the options of several axes, which are compared by their effects."""
         return self.design == "factorial" or (self.design == "options" and len(self.arms[0].axes) > 1)
 
     @property

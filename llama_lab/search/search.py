@@ -212,7 +212,7 @@ class Search:
             trial.set_user_attr(FOLDER, str(run.folder.path))
             check_start(run)
         except FinishedRunError:
-            self._judge(planned, "done")
+            self._tell_result(planned, "done")
             return None
         except USER_ERRORS as error:
             self._tell(trial, "failed", one_line(error))
@@ -221,7 +221,7 @@ class Search:
         if status and status.status == "pruned":
             planned.report()
             if trial.should_prune():
-                self._judge(planned, "pruned")
+                self._tell_result(planned, "pruned")
                 return None
         return planned
 
@@ -240,14 +240,14 @@ class Search:
         error = result._return_value if result.status == JobStatus.FAILED else None  # the public property raises it
         if error is None:
             assert status is not None
-            self._judge(planned, status.status, status.message)
+            self._tell_result(planned, status.status, status.message)
         elif isinstance(error, RunFailedError) and status and status.status == "interrupted":
             print_line(f"trial {planned.trial.number}: interrupted, {status.message}")
         else:
             message = one_line(error) if isinstance(error, USER_ERRORS) else first_line(error)
             self._tell(planned.trial, "failed", message)
 
-    def _judge(self, planned: Planned, status: str, message: str = "") -> None:
+    def _tell_result(self, planned: Planned, status: str, message: str = "") -> None:
         """Tell Optuna the result in a run's folder."""
         value, folder = None, planned.run.folder.path
         if status in ("done", "pruned"):

@@ -26,7 +26,7 @@ class SearchSettings:
 
     n_trials: of the whole search, over all of its commands; None: all points of a grid, else 20. n_jobs: trials of a
     batch, which are started together; None: one for each slot of the launcher. metric: a column of metrics.csv, whose
-    last value judges a trial. storage: an Optuna URL; None: a journal in the folder of the search.
+    last value scores a trial. storage: an Optuna URL; None: a journal in the folder of the search.
     """
 
     n_trials: int | None = None

@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 from hydra.core.plugins import Plugins
@@ -26,7 +26,7 @@ from llama_lab.study.design.designs import Composer
 from llama_lab.study.design.dry_run import print_plan, speed_of
 from llama_lab.study.design.plan import MEASURED_STEPS, Plan, PlannedRun, plan_study
 from llama_lab.study.design.threads import threads_per_run
-from llama_lab.study.design.tuning import resolve_rates, status_of
+from llama_lab.study.design.tuning import resolve_rates
 from llama_lab.util.errors import FAILED, ConfigError, RunFailedError
 from llama_lab.util.files import discard
 from llama_lab.util.formatting import count
@@ -88,7 +88,7 @@ def train_all(
     results: list[tuple[PlannedRun, JobReturn]] = []
     while True:
         # Reads each folder once before every launch.
-        status = cache(partial(status_of, dataset=plan.dataset, init_hashes=plan.init_hashes))
+        status = cache(plan.status_of)
         plan, judged = resolve_rates(plan, status)
         waiting = prepare(plan, judged, status, overwrite, tried={run.member.folder for run, _ in results})
         if not waiting:
@@ -133,7 +133,7 @@ def prepare(
 ) -> list[PlannedRun]:
     """Write study.yaml, and return the runs to train now, after clearing the folders of those that changed.
 
-    judged: the judged runs whose learning rate is known. status: of a run before anything is cleared, see `status_of`.
+    judged: the judged runs whose learning rate is known. status: see `Plan.status_of`, before anything is cleared.
     tried: folders of runs that this command has started already, which are not retried after a crash. Raises
     ConfigError for runs whose settings have changed, unless `overwrite`.
     """

@@ -92,14 +92,14 @@ class StudyProgress:
         self.print(f"seed {run.cfg.seed} so far: {so_far}")
 
     def _step(self, folder: str) -> str:
-        """The difference to the previous arm, or the baseline, at the same seed and learning rate, if that is done."""
+        """The difference to the step before, or its reference, at the same seed and learning rate, if that is done."""
         arm = self._arms[folder]
         own = next(member for member in arm.members if member.folder == folder)
-        against = next(a for a in self._study.arms if a.name == (arm.previous or arm.reference or self._study.baseline))
-        for member in against.members:
+        name = arm.previous or arm.reference or self._study.baseline
+        for member in next(one for one in self._study.arms if one.name == name).members:
             same = (member.seed, member.learning_rate) == (own.seed, own.learning_rate)
-            if same and arm != against and (other := self._loss(member.folder)) is not None:
-                return f" ({(self._loss(folder) or 0) - other:+.4f} to {against.name})"
+            if same and arm.name != name and (other := self._loss(member.folder)) is not None:
+                return f" ({(self._loss(folder) or 0) - other:+.4f} to {name})"
         return ""
 
     def _status(self, folder: str) -> str:

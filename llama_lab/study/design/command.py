@@ -31,13 +31,13 @@ TUNING_SEED = 1000  # added to the judged seed by default
 
 @dataclass(frozen=True)
 class StudyCommand:
-    """The settings of a study. option: of the group `study`. name: of its folder. shared: overrides of all runs.
+    """The settings of a study. design_name: the option of `study`. name: of its folder. shared: overrides of all runs.
 
     learning_rates: grids by arm or option, or "" for that of all arms; empty if none are searched. tuning_seeds: by
     judged seed; empty likewise. launcher: option of `hydra/launcher`.
     """
 
-    option: str
+    design_name: str
     name: str
     runs_dir: str
     design: Design
@@ -105,7 +105,7 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
     if not rates and "study.extend_rates" in keys.values() and cfg.study.extend_rates:
         raise ConfigError("study.extend_rates=true: there is no grid to extend; give study.learning_rates")
     return StudyCommand(
-        option=option,
+        design_name=option,
         name=folder_name("name", cfg.name, option if naming == "base" else f"{option}-{naming}"),
         runs_dir=cfg.runs_dir,
         design=build(OmegaConf.create({key: value for key, value in cfg.study.items() if key not in COMMON}), "study"),

@@ -13,7 +13,7 @@ from llama_lab.training.warm_start import changed_settings, source_config
 from llama_lab.util.errors import ConfigError
 from llama_lab.util.formatting import conjoin, percent
 
-from .designs import Composer, Variants, against_first, check_levels, compose_recipe, heads_name, kv_head_levels
+from .designs import Composer, Variants, check_levels, compose_recipe, heads_name, kv_head_levels, matched_arms
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Uptrain(Continued):
             for n, start in product(fewer, self.starts)
         }
         title = f"Uptraining {reference} to fewer key and value heads{self.budget_words}"
-        return Variants(against_first(arms), title=title)
+        return Variants(matched_arms(arms), title=title)
 
 
 @dataclass(frozen=True)
@@ -127,4 +127,4 @@ class Extend(Continued):
             own = (f"model.position.{key}={value}" for key, value in settings.items())
             arms[position] = {"position": position}, [*shared, f"position={position}", *own]
         title = f"{conjoin(self.positions)} from {context} to {self.growth * context} tokens{self.budget_words}"
-        return Variants(against_first(arms), title=title, lead="Context length")
+        return Variants(matched_arms(arms), title=title, lead="Context length")

@@ -67,7 +67,7 @@ class Design(Protocol):
         """The arms. Raises ConfigError for an invalid axis, recipe or level."""
 
 
-def against_first(arms: Mapping[str, tuple[dict[str, str], Sequence[str]]], is_step: bool = False) -> tuple[Arm, ...]:
+def matched_arms(arms: Mapping[str, tuple[dict[str, str], Sequence[str]]], is_step: bool = False) -> tuple[Arm, ...]:
     """Arms with these axes and overrides, by name, all matched to and compared with the first.
 
     is_step: whether that is because they are a step from it; else because it is the study's baseline.
@@ -248,7 +248,7 @@ class Recipes:
         lengths = () if self.lengths is None else (eval_lengths(self.lengths),)
         for recipe in self.recipes:
             compose_recipe(recipe, "recipes", configs)
-        arms = against_first({recipe: ({"arch": recipe}, (f"arch={recipe}", *lengths)) for recipe in self.recipes})
+        arms = matched_arms({recipe: ({"arch": recipe}, (f"arch={recipe}", *lengths)) for recipe in self.recipes})
         note = "Recipes are compared at one size and budget; at others they may rank otherwise."
         return Variants(arms, (note,), f"{conjoin(self.recipes)} compared")
 
@@ -280,7 +280,7 @@ class KVHeads:
             for n in wanted
         }
         title = f"{self.base} with {conjoin([*map(str, wanted)])} key and value heads"
-        return Variants(against_first(arms), title=title, lead="Cost")
+        return Variants(matched_arms(arms), title=title, lead="Cost")
 
 
 def kv_head_levels(base: str, kv_heads: Sequence[int] | None, configs: Composer) -> tuple[list[int], int]:
@@ -338,7 +338,7 @@ class Depth:
                 )
                 for block in self.blocks
             }
-            arms += against_first(alike, is_step=True)
+            arms += matched_arms(alike, is_step=True)
         note = "Arms are matched within one depth: deeper ones have more parameters."
         return Variants(arms, (note,), f"{conjoin(self.blocks)} at {conjoin([*map(str, self.depths)])} layers")
 
@@ -361,7 +361,7 @@ class Context:
         base, lengths = f"arch={self.base}", eval_lengths(self.lengths)
         arms = {name: ({"position": name}, (base, f"position={name}", lengths)) for name in self.positions}
         title = f"{conjoin(self.positions)} at the trained context and beyond"
-        return Variants(against_first(arms), title=title, lead="Context length")
+        return Variants(matched_arms(arms), title=title, lead="Context length")
 
 
 def eval_lengths(lengths: Sequence[float]) -> str:

@@ -14,7 +14,7 @@ from llama_lab.config.schema import CHANGEABLE, belongs, flatten, groups
 from llama_lab.util.errors import ConfigError, suggestion
 from llama_lab.util.formatting import conjoin
 
-from .designs import Composer, Variants, against_first, compose_recipe, label
+from .designs import Composer, Variants, compose_recipe, label, matched_arms
 
 # What cannot be an axis, and why.
 REFUSED = {
@@ -68,7 +68,7 @@ class Options:
             arms[name] = {axis: format_value(option) for axis, option in chosen.items()}, [f"arch={self.base}", *own]
         listed = {axis: conjoin([format_value(option) for option in options]) for axis, options in axes.items()}
         title = "; ".join(f"{axis}: {options}" for axis, options in listed.items())
-        return Variants(against_first(arms), title=f"{self.base} with {title}")
+        return Variants(matched_arms(arms), title=f"{self.base} with {title}")
 
     def axes(self) -> dict[str, list[Any]]:
         """The options of each axis. Raises ConfigError unless each is named once and has two options, each once."""

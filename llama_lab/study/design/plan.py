@@ -23,6 +23,7 @@ from llama_lab.devices.site import Site
 from llama_lab.model import Cost, Decoder
 from llama_lab.runs.checkpoint import existing
 from llama_lab.runs.folder import check_no_file, is_run, resolved
+from llama_lab.runs.stored import Environment
 from llama_lab.runs.study import Arm, Member, Study
 from llama_lab.training.assemble import build_module
 from llama_lab.training.compiling import check_compiler, decide, pays
@@ -102,6 +103,24 @@ class Plan:
         """All runs, tuning runs that are not planned yet included."""
         return sum(len(arm.runs) + arm.expected_tuning for arm in self.arms)
 
+    def status_of(self, planned: PlannedRun) -> str:
+        """Missing, unfinished, failed, done, diverged, or changed if the run has other settings or data than this."""
+        cfg, folder, hardware = planned.run.cfg, planned.run.folder, planned.run.hardware
+        status = folder.status
+        if status is None or not is_run(folder.path):
+            return "missing"
+        ended = status.status in ("done", "diverged")
+        index = self.dataset.validated_on(cfg.data.val_half).index
+        now = {"data_hash": index.data_hash, "tokenizer_hash": index.tokenizer_hash}
+        if not (ended or hardware.elsewhere):  # finished runs of another device are compared, with a warning
+            now["precision"] = hardware.precision
+        if cfg.init_from in self.init_hashes:
+            now["init_hash"] = self.init_hashes[cfg.init_from]
+        then = Environment.load(folder.path)
+        if folder.changed_keys(cfg, CHANGEABLE) or any(getattr(then, key) != now[key] for key in now):
+            return "changed"
+        return status.status if ended or status.status == "failed" else "unfinished"
+
     @cached_property
     def study(self) -> Study:
         """The study as study.yaml records it."""
@@ -135,7 +154,7 @@ class Plan:
         ]
         return Study(
             name=command.name,
-            design=command.option,
+            design=command.design_name,
             baseline=arms[0].name,
             arms=tuple(arms),
             match=command.match,
@@ -162,8 +181,8 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
     variants = command.design.variants(composer)
     folder = Path(command.runs_dir) / command.name
     check_no_file(folder, command.runs_dir)
-    why = "arms are compared within one size and budget" if command.option == "scaling" else ""
-    if Study("", command.option, "", variants.arms).is_factorial:
+    why = "arms are compared within one size and budget" if command.design_name == "scaling" else ""
+    if Study("", command.design_name, "", variants.arms).is_factorial:
         why = "a factorial tests its effects, not pairs of arms"
     if command.compare == "all" and why:
         raise ConfigError(f"study.compare=all: {why}; leave it out")

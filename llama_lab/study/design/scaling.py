@@ -14,7 +14,7 @@ from llama_lab.runs.study import Arm
 from llama_lab.util.errors import ConfigError, suggestion
 from llama_lab.util.formatting import conjoin
 
-from .designs import Composer, Variants, against_first, check_levels, compose_recipe
+from .designs import Composer, Variants, check_levels, compose_recipe, matched_arms
 
 AXES = ("arch", *COMPONENTS, "optim", "schedule")
 CONTEXT = "model.max_seq_len"
@@ -65,7 +65,7 @@ class Scaling:
                 for option in self.options
             }
             tuners = [f"{option}-{size}-{middle:g}" for option in self.options]
-            for arm, tuner in zip(against_first(alike, is_step=True), tuners, strict=True):
+            for arm, tuner in zip(matched_arms(alike, is_step=True), tuners, strict=True):
                 arms.append(replace(arm, tuned_by=tuner))
         notes = ["Arms are matched within one size, and have equal tokens at one size and budget."]
         if is_cut:

@@ -14,7 +14,7 @@ from llama_lab.util.chart import SIZE, Spec
 
 from .charts import compute, costs, training
 from .charts import differences as difference_charts
-from .charts.base import LOSS, Chart, change_axis, without_shared
+from .charts.base import ENDS, LOSS, Chart, change_axis, label_ends, without_shared
 from .charts.style import MOST_BANDS, foremost_curves
 
 WIDTH = 3.35  # inches, of a column in most two-column styles
@@ -24,7 +24,7 @@ SUFFIXES = (".svg", ".pdf", ".png")
 HEIGHT, LOW = 150, 105  # pixels, of a panel alone, and of one of several
 CHARACTER, HANDLE = 5.4, 26  # pixels, width of a small character, and of a legend's handle with its spacing
 LEGEND_LENGTH = 44  # characters per line
-ENDS = {"y", "low", "high"}  # what a y axis covers
+MOST_NAMES = 0.3  # of the width, for names beside panels
 
 
 def write_figures(result: Result, folder: Path) -> None:
@@ -40,8 +40,13 @@ def write_figures(result: Result, folder: Path) -> None:
 def figure(drawn: Chart | list[Chart]) -> Spec | None:
     """A figure with a panel for each view of some charts, in one column or two; None without anything to draw."""
     charts = [one for one in (drawn if isinstance(drawn, list) else [drawn]) if one.is_drawn]
+    n_panels = sum(len(one.views) for one in charts)
+    columns, height = min(2, n_panels), LOW if n_panels > 1 else HEIGHT
+    charts = [
+        label_ends(replace(one, height=height), MOST_NAMES * PIXELS / columns, is_fixed=True) if one.styles else one
+        for one in charts
+    ]
     panels = [panel for one in charts for panel in _panels(one, one.title if len(charts) > 1 else "")]
-    columns = min(2, len(panels))
     for i, panel in enumerate(panels):
         x, y = (panel["encoding"][channel] for channel in "xy")
         x["title"] = x["title"] if i + columns >= len(panels) else None  # the lowest in its column has it
@@ -50,10 +55,10 @@ def figure(drawn: Chart | list[Chart]) -> Spec | None:
         ends = [row[end] for row in beside for end in ENDS & row.keys()]
         if columns > 1:
             y["scale"] = {"domain": [min(ends), max(ends)]} | y["scale"]  # the same for two side by side
-        panel.setdefault("height", LOW if len(panels) > 1 else HEIGHT)
     width, spec = PIXELS / max(columns, 1), None
     for _ in range(3 if panels else 0):  # what axes and legend leave for the panels is only known from a drawing
         spec = {"concat": [{**panel, "width": width} for panel in panels], "columns": columns, "spacing": 12}
+        spec["params"] = [{"name": "width", "value": width}]
         size = SIZE.search(chart.svg(spec))
         width += (PIXELS - float(size[1])) / columns if size else 0
     return spec
@@ -64,16 +69,15 @@ def _panels(one: Chart, title: str) -> Iterator[Spec]:
     labels = _labels(one.legend)
     longest = max((len(line) for lines in labels.values() for line in lines), default=1)
     columns = max(1, min(4, int(PIXELS / (HANDLE + CHARACTER * longest))))
-    views = dict.fromkeys(tuple(row.get("view", ())) for row in one.rows)
-    shared = set.intersection(*map(set, views))
-    for view in views:
+    shared = set.intersection(*map(set, one.views))
+    for view in one.views:
         named = [(group, option) for group, option in zip(one.choices, view, strict=False) if option not in shared]
         lines = [f"{group}: {option}" if i else option for i, (group, option) in enumerate(named)]
-        spec = one.view(view) | {"title": lines or title}
-        if one.legend and not one.is_labelled:
+        spec = one.view(view) | {"title": lines or title, "height": one.height}
+        if one.legend and not one.margin:
             texts = f"{json.dumps(labels)}[datum.label]"
             spec["encoding"]["color"]["legend"] = {"columns": columns, "labelExpr": texts}
-        yield spec if one.styles else {**spec, "height": one.height}
+        yield spec
 
 
 def _labels(names: Iterable[str]) -> dict[str, list[str]]:

@@ -20,7 +20,7 @@ from llama_lab.util import formatting as fmt
 from llama_lab.util.templates import template
 
 from .charts import compute, costs, differences, training
-from .charts.base import Chart, change_axis
+from .charts.base import Chart, change_axis, label_ends
 from .charts.style import foremost, foremost_curves
 from .guide import guide
 from .tables import Table, conditions, tables
@@ -31,12 +31,13 @@ BESIDE = (SUMMARY, FILE, StudySpeed.FILE, "export/")  # files that the page link
 SIGNIFICANT = "Bars: 95% intervals. Filled: significant at 5% (adjusted): the interval excludes zero. Left is better."
 SIGN = re.compile(r"(?<=[^\W\d][,=+/])(?=\w)")  # within a name
 PAGE = vega.config("var(--ink)", "var(--line)", FONT, "var(--paper)") | {"legend": {"disable": True}}
+MOST_MARGIN = 110  # pixels for the names of arms beside a chart
 MOST_IN_ALT = 12  # arms in a chart's alternative text; the tables have all
 
 # How charts of arms are read.
 CURVES = (
-    "Lines: mean over seeds. Bands: from the lowest to the highest seed. Press an arm's name to hide it; drag over the "
-    "chart to zoom, double-click to go back."
+    "Lines: mean over seeds. Bands: from the lowest to the highest seed. Drag over the chart to zoom, "
+    "double-click to go back."
 )
 LAYERS = (
     "Means over seeds; faint: the first logged step, strong: the last, two in between. Gradients are those before "
@@ -133,7 +134,7 @@ def _sections(result: Result) -> list[Section]:
     found, shown = tables(result), foremost(result)
 
     def section(title: str, drawn: Iterable[Chart], *slugs: str, **settings: Any) -> Section:
-        charts = tuple(chart for chart in drawn if chart.is_drawn)
+        charts = tuple(label_ends(chart, MOST_MARGIN, is_fixed=False) for chart in drawn if chart.is_drawn)
         return Section(title, charts=charts, tables=tuple(found[slug] for slug in slugs if slug in found), **settings)
 
     def chart(drawn: Chart, slug: str, caption: str, *columns: str, wide: bool = False) -> Chart:

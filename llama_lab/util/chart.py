@@ -49,6 +49,15 @@ MARKS: Spec = {
         {"filter": f"(datum.i - 1) % ceil(datum.n / {MARKS_PER_LINE}) == 0"},
     ],
 }
+# The arm's name at the end of its line, moved down by the row's `lift`.
+LABEL: Spec = {
+    "mark": {"type": "text", "style": "label", "dx": 6, "dy": {"expr": "datum.lift || 0"}},
+    "transform": [
+        {"joinaggregate": [{"op": "max", "field": "x", "as": "end"}], "groupby": ["arm"]},
+        {"filter": "datum.x == datum.end"},
+    ],
+    "encoding": {"text": {"field": "arm"}, "color": None},
+}
 
 
 def only(condition: str, layer: Spec) -> Spec:
@@ -128,7 +137,7 @@ def config(ink: str = INK, grid: str = GRID, font: str = FONT, paper: str = "whi
         "params": [{"name": "paper", "value": paper}],
         "view": {"stroke": None},
         "title": {"fontSize": 12, "fontWeight": "normal", "anchor": "start", "color": ink},
-        "axis": {**text, **lines, "labelOverlap": True, "tickCount": 6},
+        "axis": {**text, **lines, "labelOverlap": True, "labelSeparation": 4, "tickCount": 6},
         "legend": {**text, **legend},
         "line": {"strokeWidth": 1.75},
         "area": {"opacity": 0.18},
@@ -142,7 +151,7 @@ def config(ink: str = INK, grid: str = GRID, font: str = FONT, paper: str = "whi
             "ring": {"size": 260, "strokeWidth": 1.75},
             "cross": {"size": 60, "strokeWidth": 2},
             "front": {"color": "#888888", "strokeDash": [2, 3], "strokeWidth": 1.5},
-            "label": {"align": "left", "baseline": "bottom"},
+            "label": {"align": "left", "baseline": "middle"},
             "hover": {"size": 250, "opacity": 0},
         },
     }

@@ -3,11 +3,12 @@
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from playwright.sync_api import Browser, Locator, Page
 
@@ -15,6 +16,7 @@ from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.result import Comparison, Reach, Result
 from llama_lab.analysis.statistics import Estimate, PairedDifference
 from llama_lab.report.charts import costs, differences, style, training
+from llama_lab.report.charts.base import LATE, LOSS, label_ends
 from llama_lab.report.page import write_page
 from llama_lab.report.tables import conditions, tables
 from llama_lab.runs.study import Study
@@ -760,6 +762,66 @@ def test_a_factorial_begins_with_its_effects_and_interactions(opened: Open) -> N
     heads = [table.locator("th").first.inner_text() for table in report.page.locator("table").all()[:3]]
     assert heads == ["Effect", "Axes", "Arm"]
     assert "aliased" in report.page.locator("section").first.inner_text().lower()
+    assert report.complaints == []
+
+
+THREE = {"vanilla": 3.95, "+prenorm": 3.9, "+swiglu": 3.84}
+
+
+def label_heights(drawn: str, names: Collection[str]) -> list[float]:
+    """Where the names of arms stand in a drawing, in pixels from above."""
+    found = {name: float(at) for at, name in re.findall(r'translate\([\d.]+,([\d.]+)\)"[^>]*>([^<]+)</text>', drawn)}
+    return [found[name] for name in names]
+
+
+@pytest.mark.parametrize("show", LATE)
+def test_names_stand_apart_at_the_ends_of_few_curves_instead_of_a_legend(show: str) -> None:
+    chart = label_ends(training.curves(results.result(THREE)), 110, is_fixed=False)
+    assert chart.margin
+    drawn = svg({**chart.view([LOSS["val/loss"], show]), "width": 700, "height": chart.height})
+    assert "role-legend" not in drawn
+    heights = label_heights(drawn, THREE)
+    assert heights == sorted(heights)
+    assert min(np.diff(heights)) > 12
+
+
+@pytest.mark.parametrize(
+    "losses",
+    [
+        pytest.param({"vanilla": 3.95, "+prenorm": 3.9495, "+swiglu": 3.949, "+gqa": 3.9489}, id="close"),
+        pytest.param({"vanilla": 3.95, "embedding=untied": 3.6}, id="long names"),
+    ],
+)
+def test_curves_whose_names_would_not_fit_keep_their_legend(losses: dict[str, float]) -> None:
+    chart = training.curves(results.result(losses))
+    assert label_ends(chart, 110, is_fixed=False) is chart
+    assert "role-legend" in svg(chart.view([LOSS["val/loss"]]))
+
+
+def test_a_line_that_ends_before_the_others_is_named_in_the_legend() -> None:
+    chart = training.context_lengths(results.long())
+    assert len({max(row["x"] for row in chart.rows if row["arm"] == name) for name in chart.legend}) > 1
+    assert label_ends(chart, 1000, is_fixed=False) is chart
+
+
+@in_browser
+def test_names_of_curves_follow_the_zoom(opened: Open) -> None:
+    report, title = opened(results.result(THREE)), "Loss over training"
+    figure = report.figure(title)
+    assert figure.locator(".legend").count() == 0
+    ends = figure.locator(".mark-text.role-mark text")
+    assert {*ends.all_text_contents()} == {*THREE}
+    figure.scroll_into_view_if_needed()
+    box = figure.locator(".plot .background").first.bounding_box()
+    assert box
+    report.page.mouse.move(box["x"] + 0.3 * box["width"], box["y"])
+    report.page.mouse.down()
+    report.page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + box["height"], steps=4)
+    report.page.mouse.up()
+    assert report.plot(title, "x[1]") < 0.8 * results.TOKENS
+    assert {*ends.all_text_contents()} == {*THREE}
+    for text in ends.all():
+        assert 0 < text.evaluate("text => text.getBoundingClientRect().x") - box["x"] < box["width"]
     assert report.complaints == []
 
 

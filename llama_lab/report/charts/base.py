@@ -1,21 +1,28 @@
 """What a chart is, and what charts share: titles of axes, ranges, and rows of means."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
+
+import numpy as np
+from scipy.optimize import isotonic_regression
 
 from llama_lab.analysis.result import Result, Spread, unit_of
 from llama_lab.analysis.statistics import Estimate
 from llama_lab.util import formatting as fmt
-from llama_lab.util.chart import LINE, Row, Spec, axis, rounded, rows
+from llama_lab.util.chart import LABEL, LINE, Row, Spec, axis, rounded, rows
 
 from .style import Style
 
 LOSS = {"val/loss": "validation loss", "val/bits_per_byte": "validation loss", "train/loss": "training loss"}
 WHOLE = {"scale": axis("y", "")["scale"]}
 LATE: dict[str, Spec] = {"without the first fifth": {}, "from the start": {"y": WHOLE}}  # see late_range
+ENDS = {"y", "low", "high"}  # what a y axis covers
+CHARACTER, LABEL_HEIGHT = 7, 13  # pixels of a label
+MOST_LIFT = 10  # pixels between the end of a line and its label
 Choices = Mapping[str, Mapping[str, Spec]]
 
 
@@ -26,7 +33,8 @@ class Chart:
     rows: what is drawn; `view` of a row: the options that must all be chosen for it to be visible. layers, encoding: of
     Vega-Lite, without the channels of arms. tip: an expression over a row, for its text under the pointer. styles: of
     the arms. choices: the options by group, each with its changes to the encoding; a chart opens with the first ones.
-    alt: the alternative text. caption: how to read it. shown: the arms that are visible at first; None for all.
+    alt: the alternative text. caption: how to read it. shown: the arms that are visible at first; None for all. margin:
+    pixels at the right for the names of arms, see `label_ends`; 0: they have a legend.
     """
 
     title: str
@@ -41,7 +49,7 @@ class Chart:
     caption: str = ""
     shown: Collection[str] | None = None
     wide: bool = False
-    is_labelled: bool = False  # its lines, which need no legend then
+    margin: int = 0
 
     @cached_property
     def legend(self) -> dict[str, Style]:
@@ -53,6 +61,14 @@ class Chart:
     def has_lines(self) -> bool:
         """Whether arms are drawn as lines, not only as points."""
         return any(layer["mark"] == LINE["mark"] for layer in self.layers)
+
+    @cached_property
+    def views(self) -> dict[tuple[str, ...], list[Row]]:
+        """The rows by the options that they are visible with."""
+        found: dict[tuple[str, ...], list[Row]] = {}
+        for row in self.rows:
+            found.setdefault(tuple(row.get("view", ())), []).append(row)
+        return found
 
     @property
     def is_drawn(self) -> bool:
@@ -74,19 +90,24 @@ class Chart:
     @cached_property
     def spec(self) -> Spec:
         """The encoding and the layers, whose channels of arms have the arms' looks; without data."""
-        names, legend = [*self.legend], {"legend": None} if self.is_labelled else {}
+        names, legend = [*self.legend], {"legend": None} if self.margin else {}
         ranges = {"color": "colour", "strokeDash": "dash", "shape": "symbol"} if self.styles else {}
-        looks = {
+        looks: dict[str, Spec] = {
             channel: {"scale": {"domain": names, "range": [getattr(self.styles[name], part) for name in names]}}
             | legend
             for channel, part in ranges.items()
         }
+        if looks:  # with a domain of its own: of one domain, Vega-Lite dashes the outlines of the legend's symbols
+            looks["strokeDash"]["scale"]["domain"] = [*names, ""]
         layers = [
             {**layer, "encoding": {key: value and value | looks.get(key, {}) for key, value in encoding.items()}}
             for layer, encoding in ((layer, layer.get("encoding", {})) for layer in self.layers)
         ]
         colour = {"color": {"field": "arm", **looks["color"]}} if looks else {}
-        return {"layer": layers, "encoding": self.encoding | colour}
+        x = self.encoding["x"]
+        if self.margin:
+            x = {**x, "scale": {**x["scale"], "range": [0, {"expr": f"width - {self.margin}"}]}}
+        return {"layer": layers, "encoding": self.encoding | {"x": x} | colour}
 
     def view(self, options: Collection[str]) -> Spec:
         """What is visible with these options chosen."""
@@ -97,6 +118,44 @@ class Chart:
                     encoding[channel] |= change
         visible = [row for row in self.rows if set(options).issuperset(row.get("view", ()))]
         return {**self.spec, "encoding": encoding, "data": {"values": visible}}
+
+
+def label_ends(chart: Chart, most: float, is_fixed: bool) -> Chart:
+    """The chart with the arms' names at the ends of their lines; as it is if they are too long, or would overlap.
+
+    most: pixels for the names. is_fixed: whether the chart stays as it opens.
+    """
+    margin = 6 + CHARACTER * max(map(len, chart.legend), default=0)
+    if not chart.has_lines or chart.hidden or margin > most:
+        return chart
+    is_whole = not is_fixed and any({"y": WHOLE} in options.values() for options in chart.choices.values())
+    extent = [row[end] for row in chart.rows for end in ENDS & row.keys()]
+    labelled = list[Row]()
+    for view, drawn in chart.views.items():
+        last = max(row["x"] for row in drawn)
+        ends = sorted((row for row in drawn if row["x"] == last and "y" in row), key=lambda row: -row["y"])
+        if Counter(row["arm"] for row in ends) != Counter({row["arm"] for row in drawn}):
+            return chart  # a line ends elsewhere, or an arm has several
+        scale = {} if is_whole else chart.view(view)["encoding"]["y"]["scale"]
+        lifts = _lifts([row["y"] for row in ends], scale, extent, chart.height)
+        if max(map(abs, lifts)) > MOST_LIFT:
+            return chart
+        lift_of = {row["arm"]: lift for row, lift in zip(ends, lifts, strict=True)}
+        labelled += [{**row, "lift": lift_of[row["arm"]]} if row["x"] == last else row for row in drawn]
+    return replace(chart, rows=labelled, layers=[*chart.layers, LABEL], margin=margin)
+
+
+def _lifts(values: Sequence[float], scale: Spec, extent: Sequence[float], height: float) -> list[float]:
+    """By how many pixels the labels of falling values are moved down to be apart.
+
+    extent: what the axis covers without a domain of its own.
+    """
+    domain = scale.get("domain", [min(extent), max(extent)])
+    measure = np.log if scale.get("type") == "log" else np.asarray
+    low, high = measure(domain)
+    at, slots = height * (high - measure(values)) / (high - low or 1.0), LABEL_HEIGHT * np.arange(len(values))
+    lifts: list[float] = np.round(isotonic_regression(at - slots).x + slots - at, 1).tolist()
+    return lifts
 
 
 def choose(rows: Iterable[Row], *groups: str) -> Choices:

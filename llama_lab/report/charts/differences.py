@@ -156,30 +156,20 @@ def shown_interactions(result: Result) -> list[Interaction]:
 
 
 def _interaction(found: Interaction, y: Spec) -> Chart:
-    """A line for each level of the second axis over those of the first, labelled at its end."""
-    levels, names = found.levels
-    ends = found.means[-1]
-    highest = max(range(len(ends)), key=lambda j: (ends[j], j))
-    drawn = list[Row]()
+    """A line for each level of the second axis over those of the first."""
+    (levels, names), drawn = found.levels, list[Row]()
     columns = zip(names, zip(*found.means, strict=True), zip(*found.changes, strict=True), strict=True)
-    for j, (name, means, changes) in enumerate(columns):
+    for name, means, changes in columns:
         texts = [f"{level}, {name}: {mean:.4f}" for level, mean in zip(levels, means, strict=True)]
         tested = (f", interaction {one.text}, {one.verdict}" if one else "" for one in changes)
         texts = [text + more for text, more in zip(texts, tested, strict=True)]
         drawn += rows({"x": range(len(levels)), "y": means, "text": texts}, arm=name)
-        drawn[-1] |= {"label": name, "lift": -4 if j == highest else 14}
-    label: Spec = {
-        "mark": {"type": "text", "style": "label", "dx": 6, "dy": {"expr": "datum.lift"}},
-        "transform": [{"filter": "isValid(datum.label)"}],
-        "encoding": {"text": {"field": "label"}, "color": None},
-    }
     which = "largest: " if len(levels) > 2 or len(names) > 2 else ""
     size: Spec = {
         "data": {"values": [{"text": which + found.largest.text}] if found.largest else []},
         "mark": {"type": "text", "style": "note", "align": "left"},
         "encoding": {"x": {"value": 0}, "y": {"value": -6}, "text": {"field": "text"}, "color": None},
     }
-    x = axis("x", None, ticks=dict(enumerate(levels)), domain=[-0.3, len(levels) - 0.3], padding=0)
+    x = axis("x", None, ticks=dict(enumerate(levels)), domain=[-0.15, len(levels) - 0.85], padding=0)
     title, axes = f"Interaction of {fmt.conjoin(found.axes)}", {"x": x, "y": y}
-    styles = cycle_styles(names)
-    return Chart(title, drawn, [LINE, POINTS, label, size], axes, styles=styles, height=220, is_labelled=True)
+    return Chart(title, drawn, [LINE, POINTS, size], axes, styles=cycle_styles(names), height=220)

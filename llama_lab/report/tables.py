@@ -56,13 +56,19 @@ def conditions(result: Result) -> str:
     """How the arms were made, in one line: seeds, matching, corpus, size, tokens, batch, schedule and device."""
     study, seeds, arms = result.study, result.seeds, result.arms
     listed = f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds)) or fmt.UNKNOWN}"
-    facts = zip(*(_conditions(run) for run in started(run for arm in arms for run in arm.records)), strict=True)
+    runs = started(run for arm in arms for run in arm.records)
+    facts = zip(*map(_conditions, runs), strict=True)
     known = [[text for text in dict.fromkeys(texts) if fmt.UNKNOWN not in text] for texts in facts]
+    words = [" or ".join(texts) if len(texts) < MOST_VALUES else f"{texts[0]} to {texts[-1]}" for texts in known]
+    numbers = (
+        _between((run.costs.get("params") for run in runs), "parameters"),
+        _between((run.config.get(TOKENS) for run in runs), "tokens"),
+    )
     shared = (
         f"{study.design.replace('_', ' ')}, baseline {study.baseline}" if study.title else "",
         listed if len(seeds) <= MOST_SEEDS else fmt.count(len(seeds), "seed"),
         MATCHES.get(study.match, "") if _is_matched(result) else "sizes as they are",
-        *(" or ".join(texts) if len(texts) < MOST_VALUES else f"{texts[0]} to {texts[-1]}" for texts in known),
+        *(*words[:2], *numbers, *words[2:]),
     )
     return " \u00b7 ".join(filter(None, shared))
 
@@ -72,18 +78,26 @@ def _is_matched(result: Result) -> bool:
 
 
 def _conditions(run: Record) -> Sequence[str]:
-    config, at = run.config, run.environment
+    at = run.environment
     data, size, schedule = (at.choices.get(group, fmt.UNKNOWN) for group in ("data", "size", "schedule"))
-    batch, context = (fmt.number(config.get(key)) for key in ("train.batch_size", "model.max_seq_len"))
+    batch, context = (fmt.number(run.config.get(key)) for key in ("train.batch_size", "model.max_seq_len"))
     return (
         data,
         size,
-        f"{fmt.short(run.costs.get('params'))} parameters",
-        f"{fmt.short(config.get(TOKENS))} tokens",
         f"batches of {batch} {fmt.TIMES} {context}",
         f"{schedule} schedule",
         f"{at.devices} {fmt.TIMES} " * (at.devices > 1) + (at.device or fmt.UNKNOWN),
     )
+
+
+def _between(found: Iterable[float | None], noun: str) -> str:
+    """`1.31 to 1.32 M parameters`; empty if no number is known."""
+    numbers = [*filter(fmt.known, found)]
+    if not numbers:
+        return ""
+    low, high = fmt.short(min(numbers)), fmt.short(max(numbers))
+    lowest, _, prefix = low.partition(" ")
+    return f"{high} {noun}" if low == high else f"{lowest if high.endswith(prefix) else low} to {high} {noun}"
 
 
 def tables(result: Result) -> dict[str, Table]:

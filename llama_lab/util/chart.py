@@ -51,7 +51,7 @@ MARKS: Spec = {
 }
 # The arm's name at the end of its line, moved down by the row's `lift`.
 LABEL: Spec = {
-    "mark": {"type": "text", "style": "label", "dx": 6, "dy": {"expr": "datum.lift || 0"}},
+    "mark": {"type": "text", "style": "label", "baseline": "middle", "dx": 6, "dy": {"expr": "datum.lift || 0"}},
     "transform": [
         {"joinaggregate": [{"op": "max", "field": "x", "as": "end"}], "groupby": ["arm"]},
         {"filter": "datum.x == datum.end"},
@@ -151,7 +151,7 @@ def config(ink: str = INK, grid: str = GRID, font: str = FONT, paper: str = "whi
             "ring": {"size": 260, "strokeWidth": 1.75},
             "cross": {"size": 60, "strokeWidth": 2},
             "front": {"color": "#888888", "strokeDash": [2, 3], "strokeWidth": 1.5},
-            "label": {"align": "left", "baseline": "middle"},
+            "label": {"align": "left", "baseline": "bottom"},
             "hover": {"size": 250, "opacity": 0},
         },
     }

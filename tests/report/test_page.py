@@ -642,6 +642,20 @@ def test_the_conditions_are_one_line_and_only_arms_that_were_matched_are_said_to
     assert "sizes as they are" in text
 
 
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ((1_321_000, 1_312_000), "1.31 to 1.32 M parameters"),
+        ((1_320_100, 1_320_200), "1.32 M parameters"),
+        ((987_000, 1_310_000), "987 k to 1.31 M parameters"),
+    ],
+)
+def test_unequal_sizes_are_a_range_in_the_conditions(params: tuple[int, int], said: str, tmp_path: Path) -> None:
+    facts = {arm: {"params": n} for arm, n in zip("ab", params, strict=True)}
+    study = write_study(tmp_path, {"a": 0.0, "b": 0.1}, facts=facts)
+    assert said in conditions(analyse(study, tmp_path)).split(" \u00b7 ")
+
+
 def test_the_chart_that_a_design_is_about_comes_first(tmp_path: Path) -> None:
     result = results.everything()
     designs = {

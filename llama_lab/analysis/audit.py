@@ -27,7 +27,7 @@ from llama_lab.util.formatting import enumerate_some, number, three_digits
 
 from .environments import is_resumed
 from .result import Result
-from .sentences import MOST_KEYS, by_fault, by_value, named, run_name
+from .sentences import MOST_KEYS, by_value, faults_in, listing, named, run_name
 from .settings import INIT, RATE
 
 MOST_UNEQUAL = 1.5  # fastest over slowest run of an arm
@@ -64,12 +64,12 @@ def of_another_size(result: Result) -> Iterator[str]:
     """Runs whose model has other costs than are on record, or cannot be rebuilt."""
     records = result.started
     models = [rebuilt(record, result.trust) for record in records]
-    for why, runs in by_fault(records, [model if isinstance(model, str) else "" for model in models]).items():
-        yield f"The sizes on record of {named(runs, records)} cannot be checked: {why}."
-    known = [(record, model) for record, model in zip(records, models, strict=True) if not isinstance(model, str)]
-    wrong = [_misstated(record, model.cost) for record, model in known]
-    for what, runs in by_fault([record for record, _ in known], wrong).items():
-        yield f"The record of {named(runs, records)} states another size than the model has: {what}."
+    pairs = list(zip(records, models, strict=True))
+    unchecked = [record for record, model in pairs if isinstance(model, str)]
+    reasons = [model for model in models if isinstance(model, str)]
+    yield from listing(f"Sizes on record of {named(unchecked, records)} cannot be checked", reasons)
+    wrong = ["" if isinstance(model, str) else _misstated(record, model.cost) for record, model in pairs]
+    yield from faults_in("Records state other sizes than models have", records, wrong)
 
 
 def _misstated(record: Record, cost: Cost) -> str:
@@ -86,15 +86,17 @@ def _misstated(record: Record, cost: Cost) -> str:
 
 def mislabelled(result: Result) -> Iterator[str]:
     """Runs that were trained with another seed or learning rate than the study lists."""
+    faults = []
     for member, record in result.members:
         pairs: list[tuple[str, Any, Any]] = [
             ("seed", member.seed, record.seed),
             ("seed", member.seed, record.config.get("seed", record.seed)),
             (RATE, member.learning_rate, record.config.get(RATE)),
         ]
-        for key, listed, real in dict.fromkeys(pairs) if record.status != MISSING else ():
-            if listed not in (None, real):
-                yield f"{run_name(record)} is listed with {key}={listed}, and was trained with {key}={real}."
+        unlike = [pair for pair in dict.fromkeys(pairs) if pair[1] not in (None, pair[2])]
+        texts = (f"{key}={real} instead of {listed}" for key, listed, real in unlike if record.status != MISSING)
+        faults.append(", ".join(texts))
+    yield from faults_in("Runs were trained otherwise than the study lists them", result.records, faults)
 
 
 def copies(result: Result) -> Iterator[str]:
@@ -127,14 +129,17 @@ def unlike_their_curves(result: Result) -> Iterator[str]:
     done = finished(result.records)
     logged = dict.fromkeys(key for record in done for row in record.metrics for key in row)
     ends = [key for record in done for key in record.summary if "/" in key and key not in record.costs]
-    for key in (key for key in dict.fromkeys((*LOSSES, *logged, *ends)) if key not in OF_THE_RUN):
-        last = [next((row[key] for row in reversed(record.metrics) if key in row), None) for record in done]
-        pairs = [(record.summary.get(key), end) for record, end in zip(done, last, strict=True)]
-        texts = [" for ".join("none" if one is None else f"{one:.10g}" for one in pair) for pair in pairs]
-        are_equal = (own == end or str(own) == str(end) for own, end in pairs)  # nan is not nan
-        faults = ["" if is_equal else text for is_equal, text in zip(are_equal, texts, strict=True)]
-        for text, runs in by_fault(done, faults).items():
-            yield f"summary.json and metrics.csv disagree on the last {key} of {named(runs, done)}: {text}."
+    keys, faults = [key for key in dict.fromkeys((*LOSSES, *logged, *ends)) if key not in OF_THE_RUN], []
+    for record in done:
+        last = {key: row[key] for row in record.metrics for key in row}
+        pairs = {key: (record.summary.get(key), last.get(key)) for key in keys}
+        texts = (
+            f"{key} {' for '.join('none' if one is None else f'{one:.10g}' for one in pair)}"
+            for key, pair in pairs.items()
+            if str(pair[0]) != str(pair[1]) and pair[0] != pair[1]  # nan is not nan
+        )
+        faults.append(enumerate_some(list(texts), MOST_KEYS))
+    yield from faults_in("summary.json and metrics.csv disagree on the last values", done, faults)
 
 
 def impossible(result: Result) -> Iterator[str]:

@@ -28,6 +28,12 @@ def by_value(records: Sequence[Record], values: Sequence[str]) -> dict[str, list
     return groups
 
 
+def faults_in(statement: str, records: Sequence[Record], faults: Sequence[str]) -> Iterator[str]:
+    """One sentence with what is wrong with each run, the rarest fault first; none if every text is empty."""
+    if groups := by_fault(records, faults):
+        yield sentence(f"{statement}: {values_in(groups, records)}")
+
+
 def by_fault(records: Sequence[Record], faults: Sequence[str]) -> dict[str, list[Record]]:
     """Group runs by what is wrong with them; those with an empty text are in no group."""
     return {fault: runs for fault, runs in by_value(records, faults).items() if fault}
@@ -36,7 +42,7 @@ def by_fault(records: Sequence[Record], faults: Sequence[str]) -> dict[str, list
 def values_in(groups: Mapping[str, Sequence[Record]], every: Sequence[Record]) -> str:
     """`cuda in rmsnorm/seed=2; cpu in gpt2, rmsnorm/seed=1`, the rarest value first."""
     rarest_first = sorted(groups.items(), key=lambda group: len(group[1]))
-    return "; ".join(f"{value} in {named(runs, every)}" for value, runs in rarest_first)
+    return enumerate_some([f"{value} in {named(runs, every)}" for value, runs in rarest_first], MOST_NAMES, "; ")
 
 
 def named(runs: Sequence[Record], every: Sequence[Record] = ()) -> str:

@@ -1,6 +1,7 @@
 """Runs' records are checked against each other, and against what can be recomputed from them."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,8 +29,8 @@ from tests.analysis.synthetic import (
 )
 
 RMSNORM, SPEED = "llama_lab.model.norm.RMSNorm", "perf/tokens_per_second"
-STATES = "The record of rmsnorm/seed=2 states another size than the model has: "
-DISAGREE = "summary.json and metrics.csv disagree on the last"
+STATES = "Records state other sizes than models have: "
+DISAGREE = "summary.json and metrics.csv disagree on the last values:"
 LOSSES = ("val/loss", "val/bits_per_byte", "train/loss")
 facts = partial(in_runs, plant_facts)
 
@@ -40,15 +41,15 @@ facts = partial(in_runs, plant_facts)
 @pytest.mark.parametrize(
     ("plant", "named"),
     [
-        (facts(params=1000), f"{STATES}1,000 parameters instead of 1,840,256."),
-        (facts(1, 2, 3, params=7), f"{STATES.replace('/seed=2', '')}7 parameters instead of 1,840,256."),
+        (facts(params=1000), f"{STATES}1,000 parameters instead of 1,840,256 in rmsnorm/seed=2."),
+        (facts(1, 2, 3, params=7), f"{STATES}7 parameters instead of 1,840,256 in rmsnorm."),
         (facts(params_non_embedding=1000), f"{STATES}1,000 parameters without embeddings "),
         (facts(flops_per_token=1000), f"{STATES}1,000 FLOPs per token "),
         (facts(train_flops_per_token=1000), f"{STATES}1,000 FLOPs per token of training "),
         (facts(**{"kv_cache/bytes_per_token": 1000}), f"{STATES}1,000 bytes of KV cache per token "),
         (facts(**{"kv_cache/bytes": 1000}), f"{STATES}1,000 bytes of KV cache "),
         (in_runs(replace_text, name="summary.json", old='params": 1', new='params": 7'), f"{STATES}7,840,256 param"),
-        *((facts(**{key: 1.25}), f"{DISAGREE} {key} of rmsnorm/seed=2: 1.25 for ") for key in LOSSES),
+        *((facts(**{key: 1.25}), f"{DISAGREE} {key} 1.25 for ") for key in LOSSES),
     ],
 )
 def test_sizes_and_losses_on_record_that_the_run_denies_are_named(tmp_path: Path, plant: Plant, named: str) -> None:
@@ -61,7 +62,7 @@ def test_the_sizes_of_an_unfinished_run_are_recomputed_too(tmp_path: Path) -> No
         plant_facts(run, params=7)
         plant_end(run, "running", "", 5)
 
-    assert f"{STATES}7 parameters instead of 1,840,256." in warnings_of(tmp_path, in_runs(plant))
+    assert f"{STATES}7 parameters instead of 1,840,256 in rmsnorm/seed=2." in warnings_of(tmp_path, in_runs(plant))
 
 
 def without_vocabulary(run: Path) -> None:
@@ -81,22 +82,21 @@ def without_vocabulary(run: Path) -> None:
     ids=["no such model", "no model", "no vocabulary"],
 )
 def test_a_model_that_cannot_be_built_is_named(tmp_path: Path, change: Callable[[Path], object], reason: str) -> None:
-    (warning,) = [w for w in warnings_of(tmp_path, in_runs(change)) if w.startswith("The sizes")]
-    assert warning.startswith(f"The sizes on record of rmsnorm/seed=2 cannot be checked: {reason}")
+    (warning,) = [w for w in warnings_of(tmp_path, in_runs(change)) if w.startswith("Sizes on record")]
+    assert warning.startswith(f"Sizes on record of rmsnorm/seed=2 cannot be checked: {reason}")
 
 
 def test_a_model_of_another_package_is_named_until_it_is_trusted_and_can_be_imported(tmp_path: Path) -> None:
     def unchecked(*trusted: str) -> list[str]:
         found = analyse(Study.load(tmp_path), tmp_path, Trust(trusted)).warnings
-        return [warning for warning in found if warning.startswith("The sizes")]
+        return [warning for warning in found if warning.startswith("Sizes on record")]
 
     study = write_study(tmp_path, {"layernorm": 0.0, "rmsnorm": -0.02})
     plant_facts(run_of(tmp_path, study), params=7)
     in_runs(replace_text, 1, 2, 3, name="resolved.yaml", old=RMSNORM, new="of_another_machine.Norm")(tmp_path, study)
     assert unchecked() == [
-        "The sizes on record of rmsnorm cannot be checked: resolved.yaml names of_another_machine.Norm, which is none "
-        "of our components and could run any code; if you trust it, add --trust of_another_machine to "
-        "llama-lab-compare."
+        "Sizes on record of rmsnorm cannot be checked: resolved.yaml names of_another_machine.Norm, which is none of "
+        "our components and could run any code; if you trust it, add --trust of_another_machine to llama-lab-compare."
     ]
     (warning,) = unchecked("of_another_machine")
     assert "of_another_machine.Norm: cannot be imported, " in warning
@@ -106,6 +106,19 @@ def test_a_model_of_another_package_is_named_until_it_is_trusted_and_can_be_impo
     assert unchecked("tests") == []
     found = analyse(study, tmp_path, Trust(("tests",))).warnings
     assert any("7 parameters instead of 1,840,256" in warning for warning in found)
+
+
+def test_different_faults_of_one_kind_are_one_sentence(tmp_path: Path) -> None:
+    def plant(folder: Path, study: Study) -> None:
+        for seed, params in ((1, 7), (2, 8)):
+            plant_facts(run_of(folder, study, seed), params=params, seed=seed + 10)
+
+    found = warnings_of(tmp_path, plant)
+    faults = "7 parameters instead of 1,840,256 in rmsnorm/seed=1; 8 parameters instead of 1,840,256 in rmsnorm/seed=2"
+    assert f"{STATES}{faults}." in found
+    assert [warning for warning in found if warning.startswith("Runs were trained otherwise")] == [
+        f"{OTHERWISE}: seed=11 instead of 1 in rmsnorm/seed=1; seed=12 instead of 2 in rmsnorm/seed=2."
+    ]
 
 
 # --- copies ---
@@ -128,6 +141,7 @@ def copied(*runs: tuple[tuple[str, int], tuple[str, int]], is_relabelled: bool =
 
 
 SEED_1, SEED_2 = ("rmsnorm", 1), ("rmsnorm", 2)
+OTHERWISE = "Runs were trained otherwise than the study lists them"
 COPY = "have the same losses, to the last digit: one is a copy of another."
 ALL = "have the same losses at every seed: one is a copy of another, or their settings are equivalent."
 
@@ -149,9 +163,9 @@ def test_a_run_with_another_seed_or_rate_than_its_study_lists_is_named(tmp_path:
         plant_config(run_folder(folder, study, "rmsnorm", 2, 2e-3), optim__lr=3e-3)
 
     found = warnings_of(tmp_path / "copy", copied((SEED_1, SEED_2), is_relabelled=False))
-    assert "rmsnorm/seed=2 is listed with seed=2, and was trained with seed=1." in found
+    assert f"{OTHERWISE}: seed=1 instead of 2 in rmsnorm/seed=2." in found
     assert any(warning.startswith("rmsnorm/seed=1, rmsnorm/seed=2 have the same losses") for warning in found)
-    sentence = "rmsnorm-lr=0.002/seed=2 is listed with optim.lr=0.002, and was trained with optim.lr=0.003."
+    sentence = f"{OTHERWISE}: optim.lr=0.003 instead of 0.002 in rmsnorm-lr=0.002/seed=2."
     assert sentence in warnings_of(tmp_path / "rates", faster, rates=(1e-3, 2e-3, 4e-3))
 
 
@@ -169,7 +183,7 @@ def test_equal_last_losses_after_unequal_ones_are_chance(tmp_path: Path) -> None
 
 def test_a_summary_whose_metrics_are_lost_is_named(tmp_path: Path) -> None:
     found = warnings_of(tmp_path, in_runs(lambda run: (run / "metrics.csv").unlink()))
-    assert any(w.endswith(" for none.") and "last val/loss of rmsnorm/seed=2" in w for w in found)
+    assert any(re.match(rf"{DISAGREE} val/loss [\d.]+ for none.* in rmsnorm/seed=2\.", w) for w in found)
 
 
 @pytest.mark.parametrize(("shift", "is_reported"), [(0.02, False), (0.1, True)])

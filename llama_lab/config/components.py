@@ -15,10 +15,11 @@ from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from llama_lab.util.errors import ConfigError, RunFailedError, first_line, require_positive
+from llama_lab.util.errors import ConfigError, RunFailedError, first_line, require_positive, suggestion
 
 from . import CONF_DIR as CONF_DIR
-from .layers import check_depth, different_layers
+from .composing import last_loader, with_option
+from .layers import check_depth, different_layers, resolved, written
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +58,31 @@ def gated_width(dim: int, mlp_ratio: float) -> int:
     return ungated_width(dim, mlp_ratio, 2 / 3)
 
 
+def expert_option(option: str) -> Any:
+    """The part `model` of the config with this option of ffn. Raises ConfigError for one that cannot be an expert."""
+    options, cfg = with_option("ffn", str(option), last_loader())
+    if cfg is None:
+        raise ConfigError(f"expert={option}: ffn has no such option{suggestion(str(option), options)}")
+    if "expert" in cfg.model.ffn:
+        raise ConfigError(f"expert={option}: has experts itself; choose another option of ffn")
+    return written(cfg.model)
+
+
+def expert(option: str, *, _root_: DictConfig) -> DictConfig:
+    """The feed-forward that is an expert of a mixture: that of an option of ffn."""
+    node: DictConfig = OmegaConf.create(expert_option(option)["ffn"], parent=_root_.model)
+    return node
+
+
+def expert_width(option: str, top_k: int, n_shared: int, *, _root_: DictConfig) -> int:
+    """The width of experts of which a token uses so many, so that together they are as wide as one of the option."""
+    used = top_k + n_shared
+    if not isinstance(used, int) or used < 1:
+        raise ConfigError(f"model.ffn.top_k={top_k}: must be a positive whole number")
+    width: int = resolved({"width": expert_option(option)["hidden_dim"]}, _root_.model)["width"]
+    return max(8, 8 * round(width / used / 8))
+
+
 def token_signal(std: float, scale: float, norm_input: bool) -> float:
     """Standard deviation of the token embeddings at step 0, to which added position encodings are scaled."""
     return 1.0 if norm_input else std * scale
@@ -88,6 +114,8 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.head_dim": head_dim,
     "lab.gated_width": gated_width,
     "lab.ungated_width": ungated_width,
+    "lab.expert": expert,
+    "lab.expert_width": expert_width,
     "lab.token_signal": token_signal,
     "lab.deepnorm_scale": deepnorm_scale,
     "lab.power": lambda base, exponent: base**exponent,

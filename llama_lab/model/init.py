@@ -20,6 +20,19 @@ class ResidualOutput(nn.Linear):
     """A linear map whose output is added to the residual stream; `Scaled` initialises these smaller."""
 
 
+class StackedLinear(nn.Linear):
+    """`n` linear maps of one shape, weight `(n, out, in)` and bias `(n, out)`; a subclass says which acts where.
+
+    Each is initialised as a linear map of its own with the name `<name>.<i>` would be.
+    """
+
+    def __init__(self, n: int, one: nn.Linear) -> None:
+        super().__init__(one.in_features, one.out_features, one.bias is not None)
+        self.is_residual = isinstance(one, ResidualOutput)
+        for name, parameter in list(self.named_parameters()):
+            setattr(self, name, nn.Parameter(parameter.new_empty(n, *parameter.shape)))
+
+
 WeightInit = Callable[[Tensor, bool, torch.Generator], None]
 """Draws a weight matrix `(out, in)` in place; the bool says whether its output is added to the residual stream."""
 
@@ -156,12 +169,16 @@ def draw_weights(
         if module.weight not in drawn:
             drawn.add(module.weight)
             value = torch.empty(module.weight.shape, device="cpu")  # where its generator is
-            generator = parameter_generator(seed, f"{name}.weight")
-            if isinstance(module, Table):
-                value.normal_(0.0, module.std, generator=generator)
-            else:
-                weight_init(value, isinstance(module, ResidualOutput), generator)
-                value *= branch_gain if module in branches else 1.0
+            is_residual, matrices = isinstance(module, ResidualOutput), {f"{name}.weight": value}
+            if isinstance(module, StackedLinear):
+                is_residual, matrices = module.is_residual, {f"{name}.{i}.weight": one for i, one in enumerate(value)}
+            for own_name, matrix in matrices.items():
+                generator = parameter_generator(seed, own_name)
+                if isinstance(module, Table):
+                    matrix.normal_(0.0, module.std, generator=generator)
+                else:
+                    weight_init(matrix, is_residual, generator)
+                    matrix *= branch_gain if module in branches else 1.0
             keep(module.weight, value)
 
 
@@ -174,7 +191,8 @@ def linear_on_meta(enabled: bool) -> Iterator[None]:
 
     def place(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         is_new = getattr(module, name, None) is None  # else it is tied: the token table becomes the weight of a head
-        if not enabled or parameter is None or type(module) not in (nn.Linear, ResidualOutput) or not is_new:
+        is_linear = type(module) in (nn.Linear, ResidualOutput) or isinstance(module, StackedLinear)
+        if not enabled or parameter is None or not is_linear or not is_new:
             return None
         return nn.Parameter(parameter.to("meta"))
 

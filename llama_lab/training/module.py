@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from llama_lab.model.auxiliary import Auxiliary
 from llama_lab.model.decoder import Decoder
 from llama_lab.model.loss import IGNORE, plain_loss
 
@@ -32,6 +33,9 @@ class LanguageModel(L.LightningModule):
     A training batch is the list of micro-batches of one optimizer step, each `(inputs, targets)`, both int64 `(B, T)`.
     All have the same number of targets other than `IGNORE`, so the mean over micro-batches and ranks is the mean over
     tokens. Validation accumulates sums instead, since its last batch is smaller.
+
+    Modules may add terms and metrics (`model/auxiliary.py`). Those with a method `after_step()` have it called after
+    every optimizer step, on all ranks, for updates that are no gradients.
     """
 
     automatic_optimization = False
@@ -63,7 +67,7 @@ class LanguageModel(L.LightningModule):
         self.with_accuracy = with_accuracy
         self.grad_norm: Tensor | None = None
         self._make_optimizer, self._schedule = optimizer, schedule
-        self._losses: list[Tensor] = []  # of the steps since they were logged
+        self.auxiliary = Auxiliary()
         self._val_sums: list[list[float]] = []  # nats, tokens, right ones and the average's nats of each part
 
     def training_step(self, micro_batches: Sequence[tuple[Tensor, Tensor]], step: int) -> None:
@@ -85,30 +89,45 @@ class LanguageModel(L.LightningModule):
             # Lightning runs all of this under autocast, and PyTorch advises against a backward pass under it.
             with between, torch.autocast(self.device.type, enabled=False):
                 self.manual_backward(objective / count)
+            self.auxiliary.check()
         limit = math.inf if self.grad_clip is None else self.grad_clip
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit)
         self.grad_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         optimizer.step()
+        with self.auxiliary.collecting():
+            for part in self.model.modules():
+                update: Any = getattr(part, "after_step", None)
+                if update is not None:
+                    update()
         if self.ema is not None:
             self._update_ema([*self.ema.parameters()], [*self.model.parameters()], None)
             for ours, copied in zip(self.model.buffers(), self.ema.buffers(), strict=True):  # of users' components
                 copied.copy_(ours)
         optimizer.zero_grad()
         schedule.step()
-        self._losses.append(torch.stack(losses).mean())
+        self.auxiliary.add("loss", torch.stack(losses).mean())
 
     def loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean loss of a micro-batch in nats per token, and the objective: the loss plus the z-loss."""
-        targets = self.model.mask_prefix_targets(targets)
-        nll, objective = self.model.loss(inputs, targets, self.z_loss)
-        predicted = (targets != IGNORE).sum()
-        return nll / predicted, objective / predicted
+        """Mean loss of a micro-batch in nats per token, and the objective: the loss plus the z-loss.
 
-    def pop_train_loss(self) -> float:
-        """Mean training loss since the last call, over all ranks, without the z-loss. Synchronizes with the device."""
-        loss = torch.stack(self._losses).mean()
-        self._losses.clear()
-        return float(self.trainer.strategy.reduce(loss, reduce_op="mean"))
+        The objective has the gradients of the terms that modules add, not their values.
+        """
+        targets = self.model.mask_prefix_targets(targets)
+        with self.auxiliary.collecting():
+            nll, objective = self.model.loss(inputs, targets, self.z_loss)
+        predicted = (targets != IGNORE).sum()
+        return nll / predicted, self.auxiliary.join(objective / predicted)
+
+    def pop_train_metrics(self) -> dict[str, float]:
+        """Means since the last call, over all ranks: the loss, without the z-loss, and what modules have added.
+
+        Synchronizes with the device. Raises ValueError if ranks have added different metrics.
+        """
+        strategy, means = self.trainer.strategy, self.auxiliary.take()
+        if [*means] != (others := strategy.broadcast([*means])):
+            raise ValueError(f"{', '.join(means)}: rank 0 has {', '.join(others)}; add the same metrics on all ranks")
+        values = strategy.reduce(torch.stack([*means.values()]), reduce_op="mean").tolist()
+        return {f"train/{name}": value for name, value in zip(means, values, strict=True)}
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int, dataloader_idx: int = 0) -> None:
         """Accumulate the sums of a batch on this rank, for the mixture's part with this index."""
@@ -150,19 +169,22 @@ class LanguageModel(L.LightningModule):
         return metrics | {f"val/loss/{name}": nll / tokens for name, (nll, tokens, *_) in of_parts}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Save the losses not yet logged, averaged over all ranks, so that a resumed run logs the same mean."""
-        losses = self._losses
-        if losses:
-            losses = list(self.trainer.strategy.reduce(torch.stack(losses), reduce_op="mean").cpu())
-        checkpoint["train_losses"] = losses
+        """Save the metrics not yet logged, averaged over all ranks, so that a resumed run logs the same means."""
+        reduce = self.trainer.strategy.reduce
+        checkpoint["train_metrics"] = {
+            name: list(reduce(torch.stack(values), reduce_op="mean").cpu())
+            for name, values in self.auxiliary.values.items()
+        }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the losses not yet logged."""
-        self._losses = list(checkpoint["train_losses"])
+        """Restore the metrics not yet logged; a checkpoint of 0.4.0 has the losses alone."""
+        losses = checkpoint.get("train_losses")
+        self.auxiliary.values = {"loss": list(losses)} if losses else checkpoint.get("train_metrics", {})
 
     def on_train_start(self) -> None:
-        """Move restored losses to the module's device, which is known only now."""
-        self._losses = [loss.to(self.device) for loss in self._losses]
+        """Move restored metrics to the module's device, which is known only now."""
+        for values in self.auxiliary.values.values():
+            values[:] = [value.to(self.device) for value in values]
 
     def configure_optimizers(self) -> Any:
         """The optimizer, and its schedule over steps."""

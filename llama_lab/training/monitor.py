@@ -127,7 +127,8 @@ class Monitor(L.Callback):
         if not self.logs(step, trainer.max_steps):
             self.display.update(step, {})
             return
-        loss = pl_module.pop_train_loss()  # waits for the device, so that the speed below is of finished work
+        found = pl_module.pop_train_metrics()  # waits for the device, so that the speed below is of finished work
+        loss = found["train/loss"]
         if not math.isfinite(loss):
             raise EndedError("diverged", f"the training loss is {loss} at step {step}")
         tokens = step * self.run.tokens_per_step
@@ -136,7 +137,7 @@ class Monitor(L.Callback):
         metrics = {
             "tokens": tokens,
             "seconds": self.stopwatch.seconds,
-            "train/loss": loss,
+            **found,
             "optim/lr": trainer.optimizers[0].param_groups[0]["lr"],
             "optim/grad_norm": float(pl_module.grad_norm),
             "perf/peak_memory_bytes": peak_memory_bytes(pl_module.device),

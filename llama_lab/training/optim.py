@@ -1,7 +1,7 @@
 """Optimizers, built from a model so that they can tell matrices from the rest.
 
-All decay matrices and tables, but no vectors: neither biases nor norms. Each raises ConfigError for a setting outside
-its range.
+All decay matrices, stacks of them and tables, but no vectors: neither biases, norms nor depthwise convolutions. Each
+raises ConfigError for a setting outside its range.
 """
 
 import math
@@ -10,9 +10,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
 
 from llama_lab.model import Decoder
+from llama_lab.model.init import StackedLinear
 from llama_lab.util.errors import ConfigError
 
 Closure = Callable[[], float]
@@ -71,7 +73,7 @@ def muon(
     eps: float,
     weight_decay: float,
 ) -> Optimizer:
-    """Muon (Jordan et al. 2024) for the matrices of the blocks, AdamW for tables, the head and vectors.
+    """Muon (Jordan et al. 2024) for the matrices of the blocks and stacks of them, AdamW for all else.
 
     Muon's updates are scaled to the size of AdamW's (Liu et al. 2025, section 2.2), so that both share `lr` and
     `weight_decay`.
@@ -80,15 +82,15 @@ def muon(
     if not isinstance(newton_schulz_steps, int) or not 1 <= newton_schulz_steps < 100:
         raise ConfigError(f"optim.newton_schulz_steps={newton_schulz_steps}: must be a whole number from 1 to 99")
     head = cast(Decoder, model).embedding.head
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding) or m is head}
-    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim == 2 and id(p) not in tables]
+    excluded = vectors(model) | {m.weight for m in model.modules() if isinstance(m, nn.Embedding) or m is head}
+    matrices = [p for p in model.parameters() if p.requires_grad and p.ndim in (2, 3) and p not in excluded]
     chosen = {id(p) for p in matrices}
     rest = [
         group | {"params": [p for p in group["params"] if id(p) not in chosen]} for group in groups(model, weight_decay)
     ]
     parts: list[Optimizer] = []
     if matrices:
-        orthogonal = Muon(
+        orthogonal = StackedMuon(
             matrices, lr, weight_decay, momentum, nesterov, ns_steps=newton_schulz_steps, adjust_lr_fn=LIKE_ADAMW
         )
         parts.append(orthogonal)
@@ -106,12 +108,45 @@ def check(**settings: Any) -> None:
 
 def groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """The trained parameters: those that decay, and those that do not."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters, small = [p for p in model.parameters() if p.requires_grad], vectors(model)
     found = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        {"params": [p for p in parameters if p not in small], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p in small], "weight_decay": 0.0},
     ]
     return [group for group in found if group["params"]]
+
+
+def vectors(model: nn.Module) -> set[Tensor]:
+    """The parameters that act as vectors: those of one dimension, stacked biases, and depthwise convolutions."""
+    found: set[Tensor] = {p for p in model.parameters() if p.ndim < 2}
+    for module in model.modules():
+        if isinstance(module, StackedLinear) and module.bias is not None:
+            found.add(module.bias)
+        elif isinstance(module, nn.Conv1d) and module.groups == module.in_channels:
+            found.add(module.weight)
+    return found
+
+
+class StackedMuon(Muon):
+    """Muon that takes a parameter `(n, out, in)` as `n` matrices; a shard of one holds whole matrices."""
+
+    def __init__(self, matrices: list[nn.Parameter], *settings: Any, **named: Any) -> None:
+        super().__init__([p for p in matrices if p.ndim == 2], *settings, **named)
+        self.param_groups[0]["params"][:] = matrices  # PyTorch's own refuses stacks
+
+    def _init_group(self, group: Any, *lists: list[Tensor]) -> bool:
+        """Fill the lists of parameters, gradients and averages with those of each matrix."""
+        has_complex: bool = super()._init_group(group, *lists)
+        for entries in lists:
+            entries[:] = [matrix for entry in entries for matrix in as_matrices(entry)]
+        return has_complex
+
+
+def as_matrices(tensor: Tensor) -> list[Tensor]:
+    """Views of the matrices in a stack, of this process's shard; of a matrix, itself."""
+    if tensor.ndim == 2:
+        return [tensor]
+    return list((tensor.to_local() if isinstance(tensor, DTensor) else tensor).unbind())
 
 
 class Lion(Optimizer):

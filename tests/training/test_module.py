@@ -121,9 +121,10 @@ def test_the_logged_training_loss_is_the_mean_since_the_last_row_without_the_z_l
 
 def test_losses_of_a_checkpoint_follow_the_module_to_its_device() -> None:
     module = language_model(decoder())
-    module.on_load_checkpoint({"train_losses": [torch.tensor(1.0)]})
-    module.to("meta").on_train_start()  # Lightning reads checkpoints before it moves the module
-    assert [loss.device.type for loss in module._losses] == ["meta"]
+    for checkpoint in ({"train_metrics": {"loss": [torch.tensor(1.0)]}}, {"train_losses": [torch.tensor(1.0)]}):
+        module.on_load_checkpoint(checkpoint)
+        module.to("meta").on_train_start()  # Lightning reads checkpoints before it moves the module
+        assert [loss.device.type for loss in module.auxiliary.values["loss"]] == ["meta"]
 
 
 def test_micro_batches_leave_gradients_and_weights_as_one_batch_makes_them(settings: list[str]) -> None:

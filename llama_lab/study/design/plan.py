@@ -39,6 +39,7 @@ from .designs import Composer, Variants
 from .matching import match_width
 from .memory_fit import check_memory
 
+INDIRECT = ("pattern", "bias", "expert")  # keys that act through what parts of the model they give
 MEASURED_STEPS = 60  # as long as measuring an arm's speed takes: five rounds of six steps, and decoding
 
 
@@ -297,8 +298,8 @@ def check_grids(command: StudyCommand, arms: Sequence[Arm]) -> None:
 
 
 def check_distinct(drafts: Mapping[str, Run]) -> None:
-    """Raise ConfigError for two arms with the same settings: of a pattern, and of `bias`, what layers have by it."""
-    settings = {name: flatten(resolved(draft.cfg) | {"pattern": None, "bias": None}) for name, draft in drafts.items()}
+    """Raise ConfigError for two arms with the same settings: of INDIRECT ones, what layers have by them."""
+    settings = {name: flatten(resolved(draft.cfg) | dict.fromkeys(INDIRECT)) for name, draft in drafts.items()}
     for one, other in combinations(settings, 2):
         if settings[one] == settings[other]:
             raise ConfigError(f"study: arms {one} and {other} have the same settings; leave one of them out")

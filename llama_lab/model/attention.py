@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from .attention_context import CAUSAL, AttentionContext, MaskRule
 from .attention_options import VALUES, Sinks, ValueResidual, check_qk_norm, norm_of_heads
-from .encoding import Position, Relation, has_relation, rotate
+from .encoding import HOOKS, Position, Relation, has_hook, rotate
 from .init import ResidualOutput, check_positive
 from .mixer import Mixer
 from .norm import Norm
@@ -61,6 +61,7 @@ class SoftmaxAttention(Mixer):
     """
 
     documents = True
+    reads = ("rotation", "bias")
 
     def __init__(
         self,
@@ -164,7 +165,7 @@ class GroupedQueryAttention(SoftmaxAttention):
     """
 
     int8_state = True
-    relations = True
+    reads = HOOKS
     scores = ("query", "key", "output_gate")  # the maps that do not scale what attention adds
 
     def __init__(
@@ -266,7 +267,7 @@ class GroupedQueryAttention(SoftmaxAttention):
 
     def bind_position(self, position: Position) -> None:
         """Select the reference kernel for encodings that add vectors to keys and values: no fused kernel does."""
-        if has_relation(position):
+        if has_hook(position, "relation"):
             if self.wants_fused:
                 raise ValueError(
                     "attention.kernel=sdpa: it cannot add to keys and values, as position=shaw does; choose auto"

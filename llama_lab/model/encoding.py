@@ -144,6 +144,10 @@ class Position(nn.Module):
         return None
 
 
-def has_relation(position: Position) -> bool:
-    """Whether an encoding adds vectors to keys and values."""
-    return type(position).relation is not Position.relation
+HOOKS = ("rotation", "bias", "relation")
+"""What mixers apply. What `embed` adds, every part of the model reads."""
+
+
+def has_hook(position: Position, hook: str) -> bool:
+    """Whether an encoding has one of HOOKS."""
+    return getattr(type(position), hook) is not getattr(Position, hook)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention_context import AttentionContext
-from .encoding import Position, has_relation
+from .encoding import HOOKS, Position, has_hook
 from .state import State
 
 NEW_STATE = "new_state(batch_size, length, device, dtype)"
@@ -28,7 +28,7 @@ class Mixer(nn.Module, ABC):
     kernel: name of the implementation, for a run's summary.
     int8_state: whether `new_state` supports torch.int8, beside floating dtypes of 16 bits or more.
     documents: whether no token sees another document; where `context.positions` is 0, one starts.
-    relations: whether it adds the vectors of `context.relation` to keys and values.
+    reads: what it applies of a position encoding: of "rotation", "bias" and "relation", see `encoding.py`.
     """
 
     max_state_tokens: int | None = None
@@ -36,7 +36,7 @@ class Mixer(nn.Module, ABC):
     kernel: str = "eager"
     int8_state: ClassVar[bool] = False
     documents: ClassVar[bool] = False
-    relations: ClassVar[bool] = False
+    reads: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
@@ -53,14 +53,14 @@ class Mixer(nn.Module, ABC):
     def bind_position(self, position: Position) -> None:
         """Called when the model is built, with the position encoding of the layer.
 
-        Raises ValueError for one with relations, unless the mixer adds them. Whether it rotates, or adds the bias, is
-        not checked.
+        Raises ValueError for one that the mixer would ignore.
         """
-        if has_relation(position) and not self.relations:
-            raise ValueError(
-                f"attention={class_name(self)}: adds no vectors to keys and values, as position=shaw needs; choose "
-                f"rope or none, or have it add those of `context.relation`, and say so with `relations = True`"
-            )
+        for hook in HOOKS:
+            if has_hook(position, hook) and hook not in self.reads:
+                raise ValueError(
+                    f"attention={class_name(self)}: would ignore the {hook} of {type(position).__name__} positions; "
+                    f'choose position=none, or have it use context.{hook}, and say so with `reads = ("{hook}",)`'
+                )
 
     def bind_first_layer(self, first: "Mixer") -> None:
         """Called on later layers when the model is built, with the first layer's mixer; does nothing by default.

@@ -33,7 +33,7 @@ GATES = {
 }
 
 
-@pytest.mark.parametrize("option", options("ffn"))
+@pytest.mark.parametrize("option", [option for option in options("ffn") if option != "moe"])
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
 def test_feedforwards_equal_their_formulas(option: str, biased: bool) -> None:
     kind = option.removesuffix("_bias")

@@ -31,11 +31,12 @@ def rankings(result: Result) -> tuple[Ranking, ...]:
     if result.study.compare != "all":
         return ()
     names, speeds = [arm.name for arm in result.arms], result.speed.arms if result.speed else {}
+    looped = {record.arm for record in result.started if record.environment.experts_kernel == "loop"}
     memory = {name: found.costs[MEMORY] for name, found in speeds.items() if found.memory}
     caches = {arm.name: arm.costs[CACHE] for arm in result.arms if CACHE in arm.costs}
     return (
         _by_loss(result, names),
-        *(_by_speed(quantity, names, speeds) for quantity in SPEEDS),
+        *(_by_speed(quantity, names, speeds, looped) for quantity in SPEEDS),
         _by_size("memory", names, memory, "measured on GPUs only"),
         _by_size("cache", names, caches, "not known"),
         _at_longest(result, names),
@@ -50,10 +51,13 @@ def _by_loss(result: Result, names: Names) -> Ranking:
     return _ranking("loss", names, values, unranked, {(a, b) if mean < 0 else (b, a) for mean, a, b in clear})
 
 
-def _by_speed(quantity: Quantity, names: Names, speeds: Mapping[str, ArmSpeed]) -> Ranking:
-    rounds = pd.DataFrame({name: found for name, arm in speeds.items() if (found := getattr(arm, quantity))})
+def _by_speed(quantity: Quantity, names: Names, speeds: Mapping[str, ArmSpeed], looped: Set[str]) -> Ranking:
+    """By rounds of measuring. looped: the arms whose experts are computed one by one, which no kernel would."""
+    measured = {name: found for name, arm in speeds.items() if (found := getattr(arm, quantity))}
+    rounds = pd.DataFrame({name: found for name, found in measured.items() if name not in looped})
     values = {name: geometric_mean(rounds[name].tolist()) for name in rounds}
-    unranked = {name: "not measured" for name in names if name not in rounds}
+    unranked = {name: "not measured" for name in names if name not in measured}
+    unranked |= {name: "its experts are computed one by one" for name in names if name in looped}
     return _ranking(quantity, names, values, unranked, _better(-np.log(rounds)))
 
 

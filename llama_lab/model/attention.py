@@ -1,5 +1,7 @@
 """Causal self-attention `(B, T, dim) -> (B, T, dim)`: multi-head, grouped-query and multi-query."""
 
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -61,7 +63,7 @@ class SoftmaxAttention(Mixer):
     """
 
     documents = True
-    reads = ("rotation", "bias")
+    reads: ClassVar[tuple[str, ...]] = ("rotation", "bias")
 
     def __init__(
         self,
@@ -165,7 +167,7 @@ class GroupedQueryAttention(SoftmaxAttention):
     """
 
     int8_state = True
-    reads = HOOKS
+    reads: ClassVar[tuple[str, ...]] = HOOKS
     scores = ("query", "key", "output_gate")  # the maps that do not scale what attention adds
 
     def __init__(

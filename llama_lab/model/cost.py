@@ -32,7 +32,7 @@ class Cost:
     """Costs of one decoder at one sequence length.
 
     params: parameters, tied ones once. params_active: those that one token uses; fewer in a mixture of experts.
-    params_non_embedding: without the token, position and bias tables and the head.
+    params_non_embedding, params_active_non_embedding: without the token, position and bias tables and the head.
     flops_per_token: twice the multiply-adds of one forward pass's matrix products, averaged over a sequence; attention
         counts only the keys that a query sees (causal, and within the window).
     flops_per_token_dense: the same with every key counted for every query, as kernels may compute it.
@@ -46,6 +46,7 @@ class Cost:
     params: int
     params_active: int
     params_non_embedding: int
+    params_active_non_embedding: int
     flops_per_token: float
     flops_per_token_dense: float
     train_flops_per_token: float
@@ -71,11 +72,13 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
     tables = [m for end in (model.embedding, *model.encodings) for m in end.modules() if isinstance(m, nn.Embedding)]
     ends = {p for module in (*tables, model.embedding.head) for p in module.parameters()}
     idle = sum(count(unit) - ask(name, unit, "active_params", most=count(unit)) for unit, name in reporting.items())
+    without = params - sum(p.numel() for p in ends)
     return Cost(
         seq_len=seq_len,
         params=params,
         params_active=params - idle,
-        params_non_embedding=params - sum(p.numel() for p in ends),
+        params_non_embedding=without,
+        params_active_non_embedding=without - idle,
         flops_per_token=flops,
         flops_per_token_dense=flops_per_token(units, seq_len, dense=True),
         train_flops_per_token=3 * flops,

@@ -228,6 +228,11 @@ class Decoder(nn.Module):
         """The mixer of each block, from the first."""
         return [cast(Block, block).attention for block in self.blocks]
 
+    @property
+    def feedforwards(self) -> list[nn.Module]:
+        """The feed-forward of each block, from the first."""
+        return [cast(Block, block).ffn for block in self.blocks]
+
 
 def check_positions(usual: Position, *others: Position) -> None:
     """Raise ValueError if layers have different encodings and one of them is added to the embeddings."""

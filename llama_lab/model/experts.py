@@ -135,8 +135,8 @@ class MixtureOfExperts(nn.Module):
 
     @property
     def kernel(self) -> str:
-        """How the experts' products are computed, for a run's summary."""
-        return "grouped_mm" if self.router.weight.is_cuda else "product per expert"
+        """How the experts' products are computed, for a run's summary: at once, or in a loop."""
+        return "grouped_mm" if self.router.weight.is_cuda else "loop"
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # the experts' numbers of rows are data
     def forward(self, x: Tensor) -> Tensor:

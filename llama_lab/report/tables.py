@@ -25,7 +25,7 @@ from llama_lab.analysis.settings import TOKENS
 from llama_lab.analysis.statistics import Estimate, term_name
 from llama_lab.config.grammar import to_override
 from llama_lab.runs.record import Record, started
-from llama_lab.runs.stored import UNITS
+from llama_lab.runs.stored import ACTIVE, UNITS
 from llama_lab.util import formatting as fmt
 
 from .guide import ranked, title
@@ -289,8 +289,11 @@ def _starts(result: Result) -> Table:
 
 
 def _costs(result: Result) -> Table:
+    active: Columns = {"Active of them": lambda arm: fmt.number(arm.costs.get(ACTIVE))}
+    has_experts = any(arm.costs.get(ACTIVE) != arm.costs.get("params_non_embedding") for arm in result.arms)
     columns: Columns = {
         "Parameters without embeddings": lambda arm: fmt.number(arm.costs.get("params_non_embedding")),
+        **(active if has_experts else {}),
         "FLOPs per token, forward": lambda arm: fmt.short(arm.costs.get("flops_per_token")),
         "Tokens per second, training": lambda arm: _speed(result, arm, "train", "perf/tokens_per_second"),
         "Decoding": lambda arm: _speed(result, arm, "decode", "decode_tokens_per_second"),

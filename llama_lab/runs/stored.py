@@ -46,6 +46,7 @@ class Metric:
 
 
 SPEED = "perf/tokens_per_second"
+ACTIVE = "params_active_non_embedding"
 cost = partial(Metric, logged=False, of_arms=True)
 METRICS = (
     Metric("step", "optimizer steps so far"),
@@ -57,8 +58,9 @@ METRICS = (
     Metric("val/accuracy", "of a probe: right answers", progress="accuracy {:.1%}", final=True),
     Metric("val/ema_loss", "of the average of the weights", NATS, progress="ema {:.3f}", final=True),
     cost("params", "parameters, tied ones once", noun="parameters", final=True),
-    cost("params_active", "those of them that one token uses", of_arms=False),
-    cost("params_non_embedding", "the same without tables and head", noun="parameters without embeddings"),
+    cost("params_active", "those of them that one token uses", noun="active parameters"),
+    cost("params_non_embedding", "parameters without tables and head", noun="parameters without embeddings"),
+    cost(ACTIVE, "active ones without tables and head", noun="active parameters without embeddings"),
     cost("flops_per_token", "of a forward pass", noun="FLOPs per token", final=True),
     cost("flops_per_token_dense", "of a forward pass, masked keys included", of_arms=False),
     cost("train_flops_per_token", "of a forward and a backward pass", noun="FLOPs per token of training"),
@@ -177,6 +179,7 @@ class RunMetadata(JsonRecord):
     sharded: bool = recorded(False, checked="is compared with the number of devices")
     precision: str = compared("", "a part of the difference in loss may be rounding")
     attention_kernel: str = compared("", "their speeds are not those of their architectures")
+    experts_kernel: str = compared("", "their speeds are not those of their architectures")
     compiled: bool = compared(False, "their speeds and last digits differ", within=("trainer.compile",))
     data_hash: str = compared("", "their losses are of different texts", "data")
     tokenizer_hash: str = compared("", "their nats per token mean different things", "tokenizer")

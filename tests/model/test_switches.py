@@ -42,6 +42,7 @@ SUITABLE: dict[str, Any] = {
     "latent_eps": 0.1,
     "logit_softcap": 1.0,
     "scores": "sigmoid",
+    "n_shared": 1,
     "n_groups": 2,
     "top_groups": 1,
     "scaling": {"_target_": "llama_lab.model.position.LinearScaling", "factor": 2.0},

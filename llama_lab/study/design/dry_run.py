@@ -21,7 +21,7 @@ from llama_lab.training.assemble import build_module
 from llama_lab.util.display import break_name
 from llama_lab.util.formatting import count, duration, number, short, three_digits
 
-from .matching import AIM
+from .matching import AIM, IN_WORDS
 from .plan import Plan, PlannedArm, meta_model
 
 TIMED_STEPS = 3
@@ -71,7 +71,9 @@ def print_plan(plan: Plan, speed: TrainingSpeed | None) -> None:
     console.print(title, style="italic", markup=False, soft_wrap=True)  # a table's own title wraps at its width
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("arm", overflow="fold")
-    columns = ["width", "params", "without\nembed.", "residual", "FLOPs\n/token", "KV B\n/token"]
+    has_experts = any(arm.cost.params_active < arm.cost.params for arm in plan.arms)
+    columns = ["width", "params", "without\nembed.", *["active"] * has_experts]
+    columns += ["residual", "FLOPs\n/token", "KV B\n/token"]
     if speed and per_run:
         columns.append("device\nhours" if speed.priced else "time")
     for column in columns:
@@ -79,7 +81,8 @@ def print_plan(plan: Plan, speed: TrainingSpeed | None) -> None:
     total = tuning_total = 0.0
     for arm in plan.arms:
         cost, off = arm.cost, arm.arm.residual
-        sizes = short(cost.params), short(cost.params_non_embedding), "-" if off is None else f"{off:+.2%}"
+        sizes = [short(cost.params), short(cost.params_non_embedding)]
+        sizes += [short(cost.params_active_non_embedding)] * has_experts + ["-" if off is None else f"{off:+.2%}"]
         state = number(cost.kv_bytes_per_token)
         name = break_name(arm.arm.name, max(10, console.width - 70))
         cells = [name, str(arm.width), *sizes, short(cost.flops_per_token), state]
@@ -90,12 +93,9 @@ def print_plan(plan: Plan, speed: TrainingSpeed | None) -> None:
             cells.append(three_digits(seconds / 3600) if speed and speed.priced else duration(seconds))
         table.add_row(*cells)
     console.print(table)
-    matched = {
-        "params": "widths match parameters without embeddings",
-        "flops": "widths match FLOPs per token",
-        "none": "textbook widths, nothing is matched (match=none)",
-    }[plan.study.match]
-    lines = [f"{matched}; KV bytes are for 16 bits; FLOPs are those of a forward pass"]
+    matched = IN_WORDS.get(plan.study.match)
+    widths = f"widths match {matched}" if matched else "textbook widths, nothing is matched (match=none)"
+    lines = [f"{widths}; KV bytes are for 16 bits; FLOPs are those of a forward pass"]
     if speed and per_run:
         lines.append(total_time(total, tuning_total, speed))
         if total > DAY * speed.devices:
@@ -103,7 +103,7 @@ def print_plan(plan: Plan, speed: TrainingSpeed | None) -> None:
     lines += [*power(plan), *plan.study.notes]
     if far := [arm for arm in plan.study.arms if abs(arm.residual or 0) > AIM]:
         named = ", ".join(f"{arm.name} {arm.residual:+.2%}" for arm in far)
-        lines.append(f"Widths are whole numbers, so {plan.study.match} are not equal to {AIM:.1%}: {named}.")
+        lines.append(f"Widths are whole numbers, so {matched} are not equal to {AIM:.1%}: {named}.")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
 

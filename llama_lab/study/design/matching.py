@@ -10,7 +10,13 @@ from llama_lab.util.errors import ConfigError
 # up for the untied embeddings.
 MATCHED: dict[str, Callable[[Cost], float]] = {
     "params": lambda cost: cost.params_non_embedding,
+    "active": lambda cost: cost.params_active_non_embedding,
     "flops": lambda cost: cost.flops_per_token,
+}
+IN_WORDS = {
+    "params": "parameters without embeddings",
+    "active": "active parameters without embeddings",
+    "flops": "FLOPs per token",
 }
 AIM = 0.005  # residuals up to this are not reported
 MULTIPLES = (8, 4, 2, 1)  # of the width: matrix units are faster with larger ones, and only tiny models need less
@@ -28,7 +34,7 @@ def match_width(cost_at: Callable[[int], Cost], textbook: int, match: str, refer
     """The width that brings an arm to `reference` within 0.5%: a multiple of 8 if one does, else of 4, 2 or 1.
 
     cost_at: the arm's cost at a width, in which the matched quantity is linear. textbook: the arm's width without
-    matching. match: "params" or "flops". Raises ConfigError if no width can match.
+    matching. match: "params", "active" or "flops". Raises ConfigError if no width can match.
     """
     measure = MATCHED[match]
     target = measure(reference)

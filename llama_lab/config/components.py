@@ -62,7 +62,7 @@ def expert_option(option: str) -> Any:
     """The part `model` of the config with this option of ffn. Raises ConfigError for one that cannot be an expert."""
     options, cfg = with_option("ffn", str(option), last_loader())
     if cfg is None:
-        raise ConfigError(f"expert={option}: ffn has no such option{suggestion(str(option), options)}")
+        raise ConfigError(f"expert={option}: ffn has no such option{suggestion(str(option), options)}; choose another")
     if "expert" in cfg.model.ffn:
         raise ConfigError(f"expert={option}: has experts itself; choose another option of ffn")
     return written(cfg.model)

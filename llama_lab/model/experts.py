@@ -221,16 +221,16 @@ class MixtureOfExperts(nn.Module):
 
     def flops_per_token(self, seq_len: int) -> float:
         """Twice the weights that a token meets: router, chosen and shared experts."""
-        return 2.0 * sum(share * p.numel() for share, p in self._shares() if p.ndim > 1)
+        return 2.0 * sum(share * p.numel() for name, share, p in self._shares() if name.endswith("weight"))
 
     def active_params(self) -> int:
         """Parameters that one token uses."""
-        return round(sum(share * p.numel() for share, p in self._shares()))
+        return round(sum(share * p.numel() for _, share, p in self._shares()))
 
-    def _shares(self) -> Iterable[tuple[float, nn.Parameter]]:
-        """Every parameter, with the share of it that one token uses."""
-        experts = {*self.experts.parameters()}
-        return ((self.top_k / self.n_experts if p in experts else 1.0, p) for p in self.parameters())
+    def _shares(self) -> Iterable[tuple[str, float, nn.Parameter]]:
+        """Every parameter and its name, with the share of it that one token uses."""
+        of_experts = self.top_k / self.n_experts
+        return ((n, of_experts if n.startswith("experts.") else 1.0, p) for n, p in self.named_parameters())
 
 
 def check_routing(n_experts: int, top_k: int, normalise: bool, n_groups: int | None, top_groups: int | None) -> None:

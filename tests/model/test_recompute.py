@@ -29,6 +29,7 @@ CASES = {
     ),
     "fixed weight of them": ("model.attention.value_residual=0.3",),
     "latent": ("attention=mla", "model.dropout=0.2"),
+    "experts": ("ffn=moe", "model.ffn.n_shared=1", "model.ffn.scope=batch"),
     "alibi in a window": ("position=alibi", "model.attention.window=8", "model.n_layers=3"),
 }
 

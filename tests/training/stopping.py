@@ -25,6 +25,9 @@ RUN = [
     "train.checkpoint_every=4",
     "model.dropout=0.1",
     "train.ema=0.9",
+    "ffn=moe",
+    "model.ffn.n_experts=4",
+    "model.ffn.balance_bias=0.01",
 ]
 
 Moment = Callable[[Callable[[], object]], AbstractContextManager[object]]

@@ -120,6 +120,35 @@ def test_muon_s_step_is_pytorch_s_for_matrices_of_blocks_and_adamw_s_for_the_res
         assert 0.6 < values.median() < values.max() < 1.3
 
 
+def test_muon_orthogonalises_every_matrix_of_a_stack_and_leaves_stacked_biases_to_adamw() -> None:
+    model, generator = decoder("ffn=moe", "expert=gelu_bias"), torch.Generator().manual_seed(0)
+    optimizer = muon(model, **MUON)
+    copies = {}
+    for name, p in model.named_parameters():
+        p.grad = torch.randn(p.shape, generator=generator)
+        if "experts" in name:
+            copies[name] = [nn.Parameter(one.clone()) for one in p.detach()]
+            for one, grad in zip(copies[name], p.grad, strict=True):
+                one.grad = grad.clone()
+    matrices = [one for name in copies if name.endswith("weight") for one in copies[name]]
+    biases = [one for name in copies if name.endswith("bias") for one in copies[name]]
+    others = (
+        torch.optim.Muon(matrices, 3e-3, 0.3, 0.9, True, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(biases, 3e-3, (0.8, 0.95), 1e-6, 0.0, fused=True),
+    )
+    for each in (optimizer, *others):
+        each.step()
+    for name, ones in copies.items():
+        torch.testing.assert_close(model.get_parameter(name), torch.stack(ones), rtol=0, atol=0)
+
+
+def test_a_depthwise_convolution_is_no_matrix() -> None:
+    model = decoder()
+    model.blocks[0].ffn = nn.Sequential(nn.Conv1d(32, 32, 4, groups=32), nn.Conv1d(32, 32, 4))
+    decaying, *_ = made("adamw", model).param_groups
+    assert [any(p is own.weight for p in decaying["params"]) for own in model.blocks[0].ffn] == [False, True]
+
+
 def test_muon_leaves_the_embeddings_and_a_head_of_its_own_to_adamw() -> None:
     model = decoder("arch=llama")
     first, second, third = muon(model, **MUON).param_groups

@@ -26,6 +26,9 @@ RUN = [
     "train.log_every=1",
     "train.evaluations=3",  # after steps 21, 42 and 62
     "train.ema=0.9",
+    "ffn=moe",
+    "model.ffn.n_experts=4",
+    "model.ffn.balance_bias=0.01",
 ]
 
 

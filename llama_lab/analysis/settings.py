@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config import CONF_DIR
-from llama_lab.config.schema import CHANGEABLE, belongs, flatten, option_file, options, read
+from llama_lab.config.schema import CHANGEABLE, INDIRECT, belongs, flatten, option_file, options, read
 from llama_lab.runs.folder import resolved
 from llama_lab.runs.record import Record
 
@@ -24,11 +24,11 @@ FREE = {
     **dict.fromkeys(TEXT, "the hashes of data and tokenizer are compared"),
 }
 OWN = tuple(key for key in FREE if key not in TEXT)  # of each run
-MODEL = ("model", "size", "pattern")
+MODEL = ("model", "size", *INDIRECT)
 COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
 WIDTH = "model.hidden_dim"  # solved for by matching
 DIMENSIONS = ("dim", "n_layers", "n_heads")
-MATCHED = ("params", "flops")
+MATCHED = ("params", "active", "flops")
 RATE = "optim.lr"
 TOKENS = "train.tokens"
 UNSET = "unset"

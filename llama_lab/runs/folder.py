@@ -15,7 +15,17 @@ from filelock import FileLock, Timeout
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.grammar import escape, override_key
-from llama_lab.config.schema import CHANGEABLE, COMPONENTS, EXTENDABLE, UNNAMED, belongs, flatten, keys_of, option_file
+from llama_lab.config.schema import (
+    CHANGEABLE,
+    COMPONENTS,
+    EXTENDABLE,
+    INDIRECT,
+    UNNAMED,
+    belongs,
+    flatten,
+    keys_of,
+    option_file,
+)
 from llama_lab.config.trust import stored_config, unescape, with_text
 from llama_lab.data.hub import make_absolute
 from llama_lab.util.errors import ConfigError, FinishedRunError, first_line
@@ -285,7 +295,7 @@ def resolved(cfg: DictConfig) -> dict[str, Any]:
 def changes(before: Any, now: Any, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
     """(key, value before, value now) of every setting in which two `resolved` configs differ and may not."""
     old, new = flatten(before), flatten(now)
-    ignored = (*changeable, "pattern")  # of which model.layers is made
+    ignored = (*changeable, *INDIRECT)
     keys = [key for key in sorted(old.keys() | new.keys()) if not belongs(key, ignored)]
     return [
         (key, old.get(key), new.get(key))

@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.analysis.settings import planned_settings
 from llama_lab.config.components import build_model, model_cost
 from llama_lab.config.grammar import override_key, to_override
-from llama_lab.config.schema import CHANGEABLE, flatten
+from llama_lab.config.schema import CHANGEABLE, INDIRECT, flatten
 from llama_lab.data.dataset import HALVES, Dataset
 from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import encode_prompt
@@ -39,7 +39,6 @@ from .designs import Composer, Variants
 from .matching import match_width
 from .memory_fit import check_memory
 
-INDIRECT = ("pattern", "bias", "expert")  # keys that act through what parts of the model they give
 MEASURED_STEPS = 60  # as long as measuring an arm's speed takes: five rounds of six steps, and decoding
 
 

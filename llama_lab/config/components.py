@@ -58,8 +58,12 @@ def gated_width(dim: int, mlp_ratio: float) -> int:
     return ungated_width(dim, mlp_ratio, 2 / 3)
 
 
-def expert_option(option: str) -> Any:
-    """The part `model` of the config with this option of ffn. Raises ConfigError for one that cannot be an expert."""
+def expert_option(own: str, root: DictConfig) -> Any:
+    """The part `model` of the config with the option of ffn that the config's key `expert` names, or with `own`.
+
+    Raises ConfigError for one that cannot be an expert.
+    """
+    option = root.get("expert") or own
     options, cfg = with_option("ffn", str(option), last_loader())
     if cfg is None:
         raise ConfigError(f"expert={option}: ffn has no such option{suggestion(str(option), options)}; choose another")
@@ -68,19 +72,24 @@ def expert_option(option: str) -> Any:
     return written(cfg.model)
 
 
-def expert(option: str, *, _root_: DictConfig) -> DictConfig:
+def expert(own: str, *, _root_: DictConfig) -> DictConfig:
     """The feed-forward that is an expert of a mixture: that of an option of ffn."""
-    node: DictConfig = OmegaConf.create(expert_option(option)["ffn"], parent=_root_.model)
+    node: DictConfig = OmegaConf.create(expert_option(own, _root_)["ffn"], parent=_root_.model)
     return node
 
 
-def expert_width(option: str, top_k: int, n_shared: int, *, _root_: DictConfig) -> int:
+def expert_width(own: str, top_k: int, n_shared: int, *, _root_: DictConfig) -> int:
     """The width of experts of which a token uses so many, so that together they are as wide as one of the option."""
     used = top_k + n_shared
     if not isinstance(used, int) or used < 1:
         raise ConfigError(f"model.ffn.top_k={top_k}: must be a positive whole number")
-    width: int = resolved({"width": expert_option(option)["hidden_dim"]}, _root_.model)["width"]
+    width: int = resolved({"width": expert_option(own, _root_)["hidden_dim"]}, _root_.model)["width"]
     return max(8, 8 * round(width / used / 8))
+
+
+def first(n: int, n_layers: int) -> str:
+    """The first n layers, as a slice; of a model with fewer, all but the last."""
+    return f":{min(n, n_layers - 1)}"
 
 
 def token_signal(std: float, scale: float, norm_input: bool) -> float:
@@ -124,6 +133,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.parts": lambda *args: get_method("llama_lab.data.mix.mixture_parts")(*args),  # of a room that builds on this
     "lab.layers": different_layers,
     "lab.every": every,
+    "lab.first": first,
     "lab.half": lambda n: n // 2,
     "lab.times": lambda factor, n: factor * n,
 }

@@ -113,7 +113,7 @@ KEYS = {
     ),
     "trust": Key(role="place", study="a study trusts the components of its own command", measures=True),
     "bias": maybe(bool),
-    "expert": Key((str,)),
+    "expert": maybe(str),
     "train.tokens": Key(role="budget"),
     "train.evaluations": Key(role="budget"),
     "schedule.warmup": Key(role="budget"),

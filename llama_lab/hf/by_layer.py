@@ -1,17 +1,19 @@
 """Layers that differ, in flat settings: the value of such a setting is a list with one entry per layer."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llama_lab.model.position import rotary_dim
 
 from .rotary import ROPE, RotaryPosition
-from .settings import MODEL, Setting, Settings, below, equal, flatten, nest, number, numbers, usual_scale
+from .settings import MODEL, DenseLayers, Setting, Settings, below, equal, flatten, nest, number, numbers, usual_scale
 
 NOPE: Settings = {"position._target_": f"{MODEL}.position.Position"}
+BIAS_STEP = 0.001  # of training alone: any other is read as this
 ABSENT = "absent"  # of a layer whose component does not have the setting
+EXPERT, MIXTURE = "ffn.expert.", f"{MODEL}.experts.MixtureOfExperts"
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 
 
@@ -34,7 +36,17 @@ def with_layers(node: Mapping[str, Any]) -> Settings:
 
 
 def spelt_out(own: Settings) -> Settings:
-    """A layer's settings with the fraction of a head that turns exactly, and the epsilon that a null stands for."""
+    """A layer's settings with the fraction of a head that turns exactly, and what a null stands for.
+
+    Those of a mixture of experts are at `experts`, and those of an expert at `ffn`, as of a layer without any.
+    """
+    if f"{EXPERT}_target_" in own:
+        outer = {key: key.replace("ffn.", "experts.", 1) for key in own if key.startswith("ffn.")}
+        own = {key.replace(EXPERT, "ffn.") if key.startswith(EXPERT) else outer.get(key, key): own[key] for key in own}
+        if own["experts.n_groups"] in (None, own["experts.top_groups"]):
+            own["experts.n_groups"] = own["experts.top_groups"] = 1
+        if own["experts.balance_bias"] is not None:
+            own["experts.balance_bias"] = BIAS_STEP
     if fraction := own.get("position.fraction"):
         turned, width = rotary_dim(own["head_dim"], fraction), own["head_dim"]
         exact = turned / width
@@ -47,6 +59,9 @@ def spelt_out(own: Settings) -> Settings:
 def without_layers(settings: Settings) -> dict[str, Any]:
     """The model node of flat settings, which has `layers`; the inverse of `with_layers`."""
     nodes = [nest(at_layer(settings, layer)) for layer in range(settings["n_layers"])]
+    for node in nodes:
+        if "experts" in node:
+            node["ffn"] = node.pop("experts") | {"expert": node["ffn"]}
     groups: dict[str, list[int]] = {}  # of equal layers, by what they have
     for layer, node in enumerate(nodes):
         groups.setdefault(str(node), []).append(layer)
@@ -58,6 +73,11 @@ def without_layers(settings: Settings) -> dict[str, Any]:
         if group is not most
     ]
     return usual | {"layers": layers}
+
+
+def node_key(key: str) -> str:
+    """The key of a model node that a flat setting is at."""
+    return key.replace("experts.", "ffn.", 1) if key.startswith("experts.") else key
 
 
 def by_layer(layers: Sequence[Settings]) -> Settings:
@@ -149,6 +169,52 @@ class Windows(Setting):
             is_missing = widest is None and not (self.gated or self.nullable)
             written["sliding_window"] = ours["max_seq_len"] if is_missing else widest
         return written
+
+
+@dataclass(frozen=True)
+class SomeExperts(Setting):
+    """Experts in some layers, and one feed-forward in the others.
+
+    dense: their number of the first layers without experts, or list of such, with transformers' default. sparse,
+    plain: the settings of the layers with and without. mixture: those of ours that the former always have.
+    step: their name of n, if only every n-th layer can have experts.
+    """
+
+    dense: DenseLayers
+    mixture: Settings
+    sparse: Sequence[Setting]
+    plain: Sequence[Setting]
+    step: str = ""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All their names of it."""
+        within = [name for setting in (*self.sparse, *self.plain) for name in setting.names]
+        return (self.dense.name, *[self.step] * bool(self.step), *within)
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        step = number(self.step, config.get(self.step, 1))
+        dense = {*self.dense.layers(config), *(i for i in range(ours["n_layers"]) if (i + 1) % step)}
+        plain, sparse = (merged(part.read(config, ours) for part in parts) for parts in (self.plain, self.sparse))
+        sparse = self.mixture | sparse
+        return by_layer([plain if layer in dense else sparse for layer in range(ours["n_layers"])])
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        layers = [at_layer(ours, layer) for layer in range(ours["n_layers"])]
+        is_dense = ["experts._target_" not in own for own in layers]
+        written = self.dense.written(is_dense)
+        for kind, settings in ((True, self.plain), (False, self.sparse)):
+            if kind in is_dense:
+                own = layers[is_dense.index(kind)]
+                written |= merged(setting.write(own) for setting in settings)
+        return written
+
+
+def merged(parts: Iterable[Settings]) -> Settings:
+    """Settings of several parts, the later before the earlier."""
+    return {key: value for part in parts for key, value in part.items()}
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ def check_export(folder: Path, model: Decoder, family: Family, dtype: torch.dtyp
     tokens = torch.randint(model.vocab_size, (1, length), generator=torch.Generator().manual_seed(0))
     if (start := model.document_start_id) is not None:  # transformers has no masks of documents, so compare one
         tokens[tokens == start] = (start + 1) % model.vocab_size
-    written = in_dtype(dict(model.named_parameters()), dtype)
+    written = in_dtype(named_weights(model), dtype)
     expected = functional_call(model, {name: weight.float() for name, weight in written.items()}, (tokens,))
     try:
         class_ = getattr(transformers, family.architecture)

@@ -1,12 +1,12 @@
 """All supported families of transformers models."""
 
-from . import gpt_families, llama_families
+from . import expert_families, gpt_families, llama_families
 from .family import Family
 
 # An export takes the first that can hold a model; of two with one `model_type`, the first whose `variant` fits is read.
 FAMILIES = tuple(
     one
-    for module in (llama_families, gpt_families)
+    for module in (llama_families, expert_families, gpt_families)
     for one in vars(module).values()
     if isinstance(one, Family) and one.model_type
 )
@@ -16,10 +16,7 @@ FIELDS = {name.partition(".")[0] for family in FAMILIES for setting in family.se
 RECIPES = {"gpt1": "openai-gpt", "llama2": "llama", "llama3": "llama", "gemma3": "gemma3_text"}
 # Families that a user may well try, and what they need that we have no switch for.
 MISSING = {
-    "mixtral": "it routes tokens to experts",
-    "qwen2_moe": "it routes tokens to experts",
-    "qwen3_moe": "it routes tokens to experts",
-    "gpt_oss": "it routes tokens to experts",
+    "qwen2_moe": "its shared expert has a width of its own",
     "mimo_v2_flash": "it has values of another width, and routes tokens to experts",
     "mamba": "it has no attention",
     "t5": "it is no decoder alone",

@@ -1,8 +1,9 @@
 """Model families: one table per family maps settings and weights between transformers and us, both ways.
 
-The tables are in `llama_families.py` and `gpt_families.py`, the kinds of settings in `settings.py`. A family lists its
-fixed settings (`recipe`), how its settings map to ours (`settings`), and which tensor holds each of our parameters
-(`weights`). "Ours" is the model node of our config, "theirs" config.json. Nothing here reads a file.
+The tables are in `llama_families.py`, `expert_families.py` and `gpt_families.py`, the kinds of settings in
+`settings.py`. A family lists its fixed settings (`recipe`), how its settings map to ours (`settings`), and which tensor
+holds each of our parameters (`weights`). "Ours" is the model node of our config, "theirs" config.json. Nothing here
+reads a file.
 
 Our settings are flat: the model node of a resolved config with dotted keys, `{"dim": 64, "norm.eps": 1e-5}`, without
 what only the start of training reads, and lists where layers differ; see `flat_settings` and `by_layer.py`.
@@ -11,12 +12,13 @@ what only the start of training reads, and lists where layers differ; see `flat_
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count, takewhile
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .by_layer import ABSENT, with_layers, without_layers
+from .by_layer import ABSENT, node_key, with_layers, without_layers
 from .settings import MODEL, Setting, Settings, Value, equal, flatten, nest, shown
 
 ATTENTION = {
@@ -39,7 +41,10 @@ EMBEDDING = {
     "embedding.logit_softcap": None,
 }
 # Of the initial values, of training and of speed: they change no trained model's output.
-OF_TRAINING = re.compile(r"init\..*|seed|dropout|(embedding|position)\.std|attention\.kernel|(.*\.)?_partial_|_target_")
+OF_TRAINING = re.compile(
+    r"init\..*|seed|dropout|(embedding|position)\.std|attention\.kernel|experts\.(balance_loss|scope|z_loss)"
+    r"|(.*\.)?_partial_|_target_"
+)
 # Their settings that change no logits: of initial values, of training, of generation, of tasks, and of files.
 IDLE_NAMES = """
     _name_or_path _attn_implementation.* architectures model_type transformers_version (torch_)?dtype auto_map.*
@@ -77,11 +82,15 @@ def model_node(settings: Settings) -> dict[str, Any]:
     node = without_layers(settings)
     for own in (node, *node["layers"]):
         for part in own.keys() & {"norm", "position", "attention", "ffn", "embedding", "block"}:
-            own[part]["_partial_"] = True
-        if "ffn" in own:
-            own["ffn"]["activation"]["_partial_"] = True
+            own[part] = as_factory(own[part])
     start = {"init": {"_target_": f"{MODEL}.init.Normal", "_partial_": True}, "dropout": 0.0, "seed": 0}
     return {"_target_": f"{MODEL}.Decoder", **node, **start}
+
+
+def as_factory(component: dict[str, Any]) -> dict[str, Any]:
+    """The node of a component to be instantiated as a factory, and so what a feed-forward takes as one."""
+    parts = {name: as_factory(component[name]) for name in ("activation", "expert") if name in component}
+    return component | parts | {"_partial_": True}
 
 
 @dataclass(frozen=True)
@@ -105,7 +114,8 @@ class Family:
 
     recipe: our settings that it always has, some derived from others. settings: the others.
     weights: our parameters to their tensors, whose names may depend on our settings. `#` stands for the number of a
-        layer, `*` for weight and bias, and `%` for the number of a head, of which they have a tensor each.
+        layer, `*` for weight and bias, and `%` for the number of a head or an expert, of which they have a tensor each.
+    other_weights: those of a second layout, which is read, too.
     attention: our settings of a plain model's attention, which the others change.
     variant: their settings that tell it from other families of the same `model_type`.
     renamed: the names of their tensors in files that were saved under others, by regular expressions.
@@ -119,6 +129,7 @@ class Family:
     settings: tuple[Setting, ...]
     weights: Weights
     variant: Settings = field(default_factory=dict)
+    other_weights: Weights = field(default_factory=dict)
     attention: Settings = field(default_factory=ATTENTION.copy)
     renamed: Mapping[str, str] = field(default_factory=dict)
     idle: str = r"(.*\.)?(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)"
@@ -211,7 +222,7 @@ class Family:
         differing = [key for key in nearest | ours if not equal(ours.get(key), nearest.get(key))]
         replaced = {key.removesuffix("_target_") for key in differing if key.endswith("._target_")}
         return [
-            f"{key.removesuffix('._target_')}={shown(ours.get(key))} ({shown(nearest.get(key))})"
+            f"{node_key(key).removesuffix('._target_')}={shown(ours.get(key))} ({shown(nearest.get(key))})"
             for key in differing
             if key.endswith("._target_") or not key.startswith(tuple(replaced))
         ]
@@ -222,20 +233,18 @@ class Family:
         for our_names, their_name, fusion in self.entries(settings):
             if our_names[0] in ours:
                 joined = fusion.join([ours[name] for name in our_names], settings)
-                heads = (
-                    [h.clone() for h in torch.split(joined, settings["head_dim"])] if "%" in their_name else [joined]
-                )
-                theirs |= {their_name.replace("%", str(head)): tensor for head, tensor in enumerate(heads)}
+                parts = [part.clone() for part in joined] if "%" in their_name else [joined]
+                theirs |= {their_name.replace("%", str(number)): part for number, part in enumerate(parts)}
         return theirs
 
     def to_ours(self, theirs: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
         """Convert their tensors to our parameters, which may be views."""
         ours: dict[str, Tensor] = {}
         for our_names, their_name, fusion in self.entries(settings):
-            heads = range(settings["n_heads"]) if "%" in their_name else (0,)
-            names = [name for head in heads if (name := their_name.replace("%", str(head))) in theirs]
-            if names:
-                tensor = torch.cat([theirs[name] for name in names]) if names[1:] else theirs[names[0]]
+            numbered = (their_name.replace("%", str(number)) for number in count())
+            parts = [theirs[name] for name in takewhile(theirs.__contains__, numbered)] if "%" in their_name else []
+            if parts or their_name in theirs:
+                tensor = torch.stack(parts) if parts else theirs[their_name]
                 ours |= zip(our_names, fusion.split(tensor, settings), strict=True)
         return ours
 
@@ -252,6 +261,13 @@ class Family:
                         for names in (our_names, (their_name,))
                     )
                     yield tuple(ours), theirs[0], fusion
+
+    def of_layout(self, names: Container[str], settings: Settings) -> "Family":
+        """The family itself, or with its second layout if a file has `names` of that."""
+        other = self.derive(self.model_type, self.architecture, weights=self.other_weights)
+        own = {name for _, name, _ in self.entries(settings)}
+        is_other = any(name in names and name not in own for _, name, _ in other.entries(settings))
+        return other if is_other else self
 
     @property
     def ends(self) -> tuple[str, str]:

@@ -45,7 +45,7 @@ QKV_CONV1D = joined("n_heads", "n_kv_heads", "n_kv_heads", transposed=True)
 AFTER_PADDING = Fusion(
     lambda tensor, _: (tensor[2:],), lambda parts, _: torch.cat((torch.zeros_like(parts[0][:2]), parts[0]))
 )
-# Cohere's gains, one per head, are a matrix there.
+# Gains, one per head, are rows of a matrix.
 ROW_PER_HEAD = Fusion(
     lambda tensor, _: (tensor.flatten(),), lambda parts, settings: parts[0].view(-1, settings["head_dim"])
 )
@@ -274,8 +274,8 @@ STABLELM = Family(
     ),
     LLAMA_NAMES
     | {
-        "blocks.#.attention.query_norm.*": "model.layers.#.self_attn.q_layernorm.norms.%.*",
-        "blocks.#.attention.key_norm.*": "model.layers.#.self_attn.k_layernorm.norms.%.*",
+        "blocks.#.attention.query_norm.*": ("model.layers.#.self_attn.q_layernorm.norms.%.*", ROW_PER_HEAD),
+        "blocks.#.attention.key_norm.*": ("model.layers.#.self_attn.k_layernorm.norms.%.*", ROW_PER_HEAD),
     },
 )
 STARCODER2 = Family(

@@ -4,7 +4,17 @@ import math
 
 from torch import Tensor
 
-from .by_layer import SLIDING, FullLayers, RotaryByKind, RotaryByLayer, SomeRotary, Windows, sliding
+from .by_layer import (
+    BIAS_STEP,
+    SLIDING,
+    FullLayers,
+    RotaryByKind,
+    RotaryByLayer,
+    SomeExperts,
+    SomeRotary,
+    Windows,
+    sliding,
+)
 from .family import ATTENTION, Family, Fusion
 from .rotary import ORIGINAL, PHI3_KINDS, LatentRotary, RotaryPosition, SteppedLatentRotary, SteppedRotary
 from .settings import (
@@ -13,6 +23,7 @@ from .settings import (
     DenseLayers,
     Derived,
     Fixed,
+    Positive,
     Quotient,
     Reciprocal,
     ScoreScale,
@@ -23,18 +34,23 @@ from .settings import (
 )
 from .terms import (
     ACTIVATIONS,
+    FFN,
     GATE_UP,
     GATED,
     GELU_TANH,
     GEMMA_NORM,
     LLAMA_NAMES,
+    MIXTURE,
     PLAIN,
     QKV,
     QKV_BIASES,
     QUERY_KEY_VALUE,
     RMS_NORM,
+    ROUTING,
+    STACKED,
     block,
     component,
+    expert_weights,
     fields,
     head_width,
     joined,
@@ -277,7 +293,6 @@ DEEPSEEK_V3 = BASE.derive(
     "deepseek_v3",
     "DeepseekV3ForCausalLM",
     *sizes(129280, 7168, 61, 128, 4096),
-    *fields(intermediate_size=18432),
     *latents(),
     LatentRotary(),
     *fields(rope_interleave=True),  # after the rotation, whose order of pairs it changes
@@ -285,8 +300,18 @@ DEEPSEEK_V3 = BASE.derive(
     Fixed("attention_bias", False),
     Fixed("head_dim", like("head_dim")),  # of classes that rotate as many dimensions as it says
     Unread("qk_head_dim"),
-    DenseLayers("first_k_dense_replace", 3),
-    EXPERTS,
+    SomeExperts(
+        DenseLayers("first_k_dense_replace", 3),
+        MIXTURE | {"experts.scores": "sigmoid", "experts.balance_bias": BIAS_STEP},
+        sparse=(
+            *fields(moe_intermediate_size=2048, num_experts_per_tok=8, norm_topk_prob=True),
+            *fields(routed_scaling_factor=2.5, n_group=8, topk_group=4),
+            Positive("n_shared_experts", "experts.n_shared", 1),
+            Value("n_routed_experts|num_local_experts", "experts.n_experts", 256),
+        ),
+        plain=fields(intermediate_size=18432),
+    ),
+    ROUTING,
     Unread("num_mtp_layers|num_nextn_predict_layers"),  # which predict more tokens, beside the model
     weights={
         "blocks.#.attention.query.*": query_of_latent,
@@ -295,10 +320,14 @@ DEEPSEEK_V3 = BASE.derive(
         "blocks.#.attention.latent.*": "model.layers.#.self_attn.kv_a_proj_with_mqa.*",
         "blocks.#.attention.latent_norm.*": "model.layers.#.self_attn.kv_a_layernorm.*",
         "blocks.#.attention.latent_up.*": "model.layers.#.self_attn.kv_b_proj.*",
+        **expert_weights("model.layers.#.mlp", ("gate_proj", "up_proj", "down_proj"), "gate"),
+        "blocks.#.ffn.choice_bias": "model.layers.#.mlp.gate.e_score_correction_bias",
+        **{f"blocks.#.ffn.shared.{part}.*": f"model.layers.#.mlp.shared_experts.{part}_proj.*" for part in FFN},
     },
+    other_weights=STACKED,
     attention=LATENT,
 )
-WITHOUT_EXPERTS = ("first_k_dense_replace", "num_experts", "num_mtp_layers")
+WITHOUT_EXPERTS = ("first_k_dense_replace", "num_experts", "topk_method", "num_mtp_layers")
 DEEPSEEK_V2 = DEEPSEEK_V3.derive(
     "deepseek_v2",
     "DeepseekV2ForCausalLM",
@@ -307,7 +336,8 @@ DEEPSEEK_V2 = DEEPSEEK_V3.derive(
     LatentRotary(interleaved=True),
     Unread("head_dim"),
     DenseLayers("first_k_dense_replace", 0),
-    without=("rope_interleave", "num_mtp_layers"),
+    EXPERTS,
+    without=("rope_interleave", "topk_method", "num_mtp_layers"),
 )
 YOUTU = DEEPSEEK_V3.derive(
     "youtu",

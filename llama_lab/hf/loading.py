@@ -150,6 +150,7 @@ def load_transformers(folder: Path) -> Loaded:
     tensors = read_weights(folder)
     names = family.canonical_names(tensors)
     weights = {names[name]: tensor for name, tensor in tensors.items() if name in names}
+    family = family.of_layout(weights, settings)
     model = build(folder / CONFIG, cfg, "meta", Trust())
     expected = family.to_theirs(named_weights(model), settings)
     check_fit(folder, expected, without_copies(folder, family, weights, expected))

@@ -9,8 +9,8 @@ from llama_lab.config.components import register_resolvers
 from llama_lab.config.grammar import to_override
 from llama_lab.config.schema import COMPONENTS, option_file, options
 
-from .by_layer import without_layers
-from .family import flat_settings
+from .by_layer import node_key, spelt_out, without_layers
+from .family import as_factory, flat_settings
 from .settings import Settings, equal, flatten, nest
 
 SIZES = ("dim", "n_layers", "n_heads", "head_dim", "n_kv_heads", "hidden_dim", "max_seq_len", "vocab_size")
@@ -19,26 +19,34 @@ SIZES = ("dim", "n_layers", "n_heads", "head_dim", "n_kv_heads", "hidden_dim", "
 def overrides_of(settings: Settings) -> list[str]:
     """Overrides of `train.py` that compose a model with these `settings`: an option for each group, then keys.
 
-    Each group's option is the one that leaves the fewest keys to set. Layers that differ get a pattern of their own.
+    Each group's option is the one that leaves the fewest keys to set. Layers that differ get a pattern of their own,
+    and experts that are of no option are written out.
     """
     register_resolvers()
     node = without_layers(settings)
     different = node.pop("layers")
-    settings = flatten(node)
+    settings = spelt_out(flatten(node))
+    has_experts = "expert" in node["ffn"]
+    groups = ["embedding", *(group for group in COMPONENTS if group not in ("embedding", "init", "pattern"))]
     chosen: dict[str, str] = {}
     nodes: list[DictConfig] = []
-    for group in ("embedding", *(group for group in COMPONENTS if group not in ("embedding", "init", "pattern"))):
-        found = {option: option_node(group, option) for option in options(group)}  # some read what the embedding sets
-        keys_to_set = {
-            o: distance(group, settings, composed([*nodes[:1], node], settings)) for o, node in found.items()
-        }
+    for group in (*groups, *["expert"] * has_experts):  # some read what the embedding sets, experts what ffn does
+        found = choices(group)
+        keys_to_set = {o: distance(group, settings, composed([*nodes, node], settings)) for o, node in found.items()}
         chosen[group] = min(found, key=lambda option: (keys_to_set[option], len(option)))
         nodes.append(found[chosen[group]])
     ours = composed(nodes, settings)
-    keys = [*SIZES, *(key for key in settings if key not in SIZES and not equal(ours.get(key), settings[key]))]
-    choices = [f"{group}={option}" for group, option in chosen.items()]
-    rules = [f"+pattern.other{n}={to_override(rule_of(one, node))}" for n, one in enumerate(different, 1)]
-    return choices + [f"model.{key}={to_override(settings[key])}" for key in keys] + rules
+    wanted = {key: settings[key] for key in SIZES}
+    wanted |= {key: value for key, value in settings.items() if not equal(ours.get(key), value)}
+    if has_experts and any(key.startswith("ffn.") for key in wanted):
+        wanted = {key: value for key, value in wanted.items() if not key.startswith("ffn.")}
+        wanted["ffn.expert"] = as_factory(node["ffn"]["expert"])
+    keys = {node_key(key): to_override(value) for key, value in wanted.items()}
+    return [
+        *(f"{group}={option}" for group, option in chosen.items() if option != "null"),
+        *(f"model.{key}={value}" for key, value in keys.items()),
+        *(f"+pattern.other{n}={to_override(rule_of(one, node))}" for n, one in enumerate(different, 1)),
+    ]
 
 
 def rule_of(different: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
@@ -48,8 +56,16 @@ def rule_of(different: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
         if isinstance(own, dict) and own["_target_"] == usual[slot]["_target_"]:
             rule[slot] = {key: value for key, value in own.items() if value != usual[slot].get(key)}
         elif isinstance(own, dict):
-            rule[slot] = own | {"_partial_": True}
+            rule[slot] = as_factory(own)
     return rule
+
+
+def choices(group: str) -> dict[str, DictConfig]:
+    """The options of a packaged group, or of the key `expert`, and what they set, unresolved."""
+    if group != "expert":
+        return {option: option_node(group, option) for option in options(group)}
+    plain = (option for option, node in choices("ffn").items() if "expert" not in node.model.ffn)
+    return {option: OmegaConf.create({"expert": None if option == "null" else option}) for option in ("null", *plain)}
 
 
 def option_node(group: str, option: str) -> DictConfig:
@@ -76,7 +92,8 @@ def composed(nodes: list[DictConfig], settings: Settings) -> Settings:
 
 def distance(group: str, wanted: Settings, found: Settings) -> tuple[bool, int, int]:
     """Whether the component of a group is another, and how many classes below it and keys are to be set."""
-    keys = [key for key in wanted | found if key.startswith(f"{group}.")]
+    parts = {"ffn": ("experts.", "ffn."), "expert": ("ffn.",)}.get(group, (f"{group}.",))
+    keys = [key for key in wanted | found if key.startswith(parts)]
     differing = [key for key in keys if not equal(found.get(key), wanted.get(key))]
-    is_other = any(key == f"{group}._target_" or key not in wanted for key in differing)
+    is_other = any(key == f"{parts[0]}_target_" or key not in wanted for key in differing)
     return is_other, sum(key.endswith("._target_") for key in differing), len(differing)

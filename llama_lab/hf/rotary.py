@@ -20,6 +20,7 @@ SCALINGS: dict[str, tuple[str, dict[str, tuple[str, Any]]]] = {
             "original_max_seq_len": (ORIGINAL, None),
             "beta_fast": ("beta_fast", 32.0),
             "beta_slow": ("beta_slow", 1.0),
+            "truncate": ("truncate", True),
         },
     ),
     "longrope": (
@@ -118,7 +119,7 @@ class RotaryPosition(Setting):
             if value is None:
                 raise ValueError(f"rope_scaling type {kind}: has no {theirs}; add it to config.json")
             found[f"position.scaling.{name}"] = value
-        neutral = {"truncate": True, ORIGINAL: original}
+        neutral = {ORIGINAL: original}
         if kind == "longrope":
             # Beyond the original context they take other factors, for the whole of a text.
             found["max_seq_len"] = found["position.scaling.max_seq_len"] = min(ours["max_seq_len"], original)

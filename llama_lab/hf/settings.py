@@ -120,6 +120,17 @@ class Value(Setting):
 
 
 @dataclass(frozen=True)
+class Positive(Value):
+    """A number that they cannot have as 0."""
+
+    def as_ours(self, value: Any, ours: Settings) -> Any:
+        """See `Value`."""
+        if not value:
+            raise ValueError(f"{self.name}={value}: no switch; it must be positive")
+        return value
+
+
+@dataclass(frozen=True)
 class Reciprocal(Value):
     """A number by which they divide and we multiply."""
 
@@ -225,17 +236,26 @@ class DenseLayers(Setting):
     name: str
     default: int | Sequence[int]
 
+    def layers(self, config: Settings) -> Sequence[int]:
+        """The layers without experts, of those that there are, and more."""
+        dense = config.get(self.name, self.default)
+        return range(dense) if isinstance(dense, int) else dense or ()
+
+    def written(self, dense: Sequence[bool]) -> Settings:
+        """Theirs of whether each layer has no experts: the first of them, up to one that has."""
+        listed = [layer for layer, is_dense in enumerate(dense) if is_dense]
+        return {self.name: [*dense, False].index(False) if isinstance(self.default, int) else listed}
+
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
-        dense = config.get(self.name, self.default)
-        if not {*range(ours["n_layers"])} <= {*(range(dense) if isinstance(dense, int) else dense or ())}:
-            raise ValueError(f"{self.name}={dense}: no switch for the experts of the other layers")
+        if not {*range(ours["n_layers"])} <= {*self.layers(config)}:
+            raise ValueError(f"{self.name}={config.get(self.name, self.default)}: no switch for the experts of the "
+                             f"other layers")  # fmt: skip
         return {}
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
-        n_layers = ours["n_layers"]
-        return {self.name: n_layers if isinstance(self.default, int) else [*range(n_layers)]}
+        return self.written([True] * ours["n_layers"])
 
 
 @dataclass(frozen=True)

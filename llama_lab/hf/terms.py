@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .family import WHOLE, Fusion, Weights
-from .settings import MODEL, Choice, Derived, Setting, Settings, Value
+from .settings import MODEL, Choice, Derived, Setting, Settings, Unread, Value
 
 
 def component(slot: str, target: str, **settings: Any) -> Settings:
@@ -32,6 +32,15 @@ RMS_NORM = component("norm", "norm.RMSNorm", gain=True, unit_offset=False)
 GEMMA_NORM = RMS_NORM | {"norm.unit_offset": True}
 PLAIN = component("ffn", "feedforward.FeedForward", up_bias=False, down_bias=False)
 GATED = component("ffn", "feedforward.GatedFeedForward", gate_bias=False, up_bias=False, down_bias=False)
+CLAMPED = GATED | component("ffn", "feedforward.ClampedFeedForward") | component("ffn.activation", "feedforward.Swish")
+MIXTURE = {
+    **component("experts", "experts.MixtureOfExperts", scores="softmax", normalise=True, scale=1.0, router_bias=False),
+    **dict.fromkeys(("experts.n_groups", "experts.top_groups"), 1),
+    **{"experts.n_shared": 0, "experts.shared_gate": False, "experts.balance_bias": None},
+}
+ROUTING = Unread(  # of the training of routers
+    "topk_method|moe_layer_freq|scoring_func|aux_loss_alpha|seq_aux|router_aux_loss_coef|router_jitter_noise|ep_size"
+)
 LEARNED = component("position", "position.Learned")
 ALIBI = component("position", "position.Alibi", max_exponent=8.0, slope_scale=1.0)
 GELU, GELU_TANH = activation("GELU", approximate="none"), activation("GELU", approximate="tanh")
@@ -50,6 +59,7 @@ ACTIVATIONS = {
 QKV_BIASES = ("attention.query_bias", "attention.key_bias", "attention.value_bias")
 ATTENTION_BIASES = (*QKV_BIASES, "attention.output_bias")
 FFN_BIASES = ("ffn.up_bias", "ffn.down_bias")
+GATED_BIASES = ("ffn.gate_bias", *FFN_BIASES)
 BIASES = (*ATTENTION_BIASES, *FFN_BIASES)
 ALL_BIASES: Settings = dict.fromkeys(BIASES, True)
 QK_NORM: dict[Any, Settings] = {False: {"attention.qk_norm": None}, True: {"attention.qk_norm": "head"}}
@@ -84,6 +94,15 @@ FIELDS: dict[str, str | tuple[str, ...] | Mapping[Any, Settings]] = {
     "num_attention_heads": "n_heads",
     "max_position_embeddings": "max_seq_len",
     **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "dff", "ffn_hidden_size"), "hidden_dim"),
+    "moe_intermediate_size": "hidden_dim",
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), "experts.n_experts"),
+    "num_experts_per_tok": "experts.top_k",
+    "norm_topk_prob": "experts.normalise",
+    "routed_scaling_factor": "experts.scale",
+    "n_group": "experts.n_groups",
+    "topk_group": "experts.top_groups",
+    "swiglu_alpha": "ffn.activation.beta",
+    "swiglu_limit": "ffn.limit",
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), "n_kv_heads"),
     **dict.fromkeys(("head_dim", "qk_rope_head_dim"), "head_dim"),
     **dict.fromkeys(("hidden_act", "hidden_activation", "activation_function", "activation"), ACTIVATIONS),
@@ -91,7 +110,7 @@ FIELDS: dict[str, str | tuple[str, ...] | Mapping[Any, Settings]] = {
     "tie_word_embeddings": "embedding.tied",
     "attention_bias": ATTENTION_BIASES,
     "use_qkv_bias": QKV_BIASES,
-    "mlp_bias": ("ffn.gate_bias", *FFN_BIASES),
+    "mlp_bias": GATED_BIASES,
     **dict.fromkeys(("bias", "use_bias", "enable_bias"), BIASES),
     "clip_qkv": "attention.clip_qkv",
     "logit_scale": "embedding.logit_scale",
@@ -161,6 +180,39 @@ QKV_GROUPS = joined("n_heads", "n_kv_heads", "n_kv_heads", groups="n_kv_heads")
 QUERY_KEY_VALUE = tuple(f"blocks.#.attention.{part}.*" for part in ("query", "key", "value"))
 
 
+def of_each_expert(one: Fusion) -> Fusion:
+    """Parts of ours that are stacks over experts, of which each expert's are kept as in `one`."""
+
+    def split(tensor: Tensor, settings: Settings) -> Sequence[Tensor]:
+        return [torch.stack(parts) for parts in zip(*(one.split(own, settings) for own in tensor), strict=True)]
+
+    def join(parts: Sequence[Tensor], settings: Settings) -> Tensor:
+        return torch.stack([one.join(own, settings) for own in zip(*parts, strict=True)])
+
+    return Fusion(split, join)
+
+
+def expert_weights(layer: str, names: Sequence[str], router: str) -> Weights:
+    """Where experts are kept below `layer`, a tensor for each: gate, up, and down."""
+    kept = zip(FFN, names, strict=True)
+    return {
+        **{f"blocks.#.ffn.experts.{part}.weight": f"{layer}.experts.%.{name}.weight" for part, name in kept},
+        "blocks.#.ffn.router.*": f"{layer}.{router}.*",
+    }
+
+
+FFN = ("gate", "up", "down")
+GATE_AND_UP, GATE_AND_UP_BIASES = (
+    (f"blocks.#.ffn.experts.gate.{kind}", f"blocks.#.ffn.experts.up.{kind}") for kind in ("weight", "bias")
+)
+# All experts in one tensor, as the models of transformers 5 have them, but not the files that these save
+STACKED: Weights = {
+    GATE_AND_UP: ("model.layers.#.mlp.experts.gate_up_proj", of_each_expert(GATE_UP)),
+    "blocks.#.ffn.experts.down.weight": "model.layers.#.mlp.experts.down_proj",
+    "blocks.#.ffn.router.*": "model.layers.#.mlp.gate.*",
+}
+
+
 def weights(
     layer: str,
     attention: Sequence[str],
@@ -179,7 +231,7 @@ def weights(
     matrices = {
         **(dict(zip(QUERY_KEY_VALUE, inputs, strict=True)) if inputs[1:] else {}),
         "blocks.#.attention.output.*": output,
-        **dict(zip([f"blocks.#.ffn.{part}.*" for part in ("gate", "up", "down")[-len(ffn) :]], ffn, strict=True)),
+        **dict(zip([f"blocks.#.ffn.{part}.*" for part in FFN[-len(ffn) :]], ffn, strict=True)),
     }
     fused: Weights = {} if inputs[1:] else {QUERY_KEY_VALUE: (f"{layer}.{inputs[0]}.*", qkv)}
     return {

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .init import ResidualOutput
+from .init import ResidualOutput, check_positive
 
 Activation = Callable[[], nn.Module]  # a factory, so that every layer has its own
 
@@ -18,6 +18,18 @@ class SquaredReLU(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply elementwise."""
         return F.relu(x).square()
+
+
+class Swish(nn.Module):
+    """x sigmoid(beta x) (Ramachandran et al. 2017); SiLU at 1, and close to GELU at 1.702."""
+
+    def __init__(self, beta: float) -> None:
+        super().__init__()
+        self.beta = beta
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply elementwise."""
+        return x * torch.sigmoid(self.beta * x)
 
 
 class XIELU(nn.Module):
@@ -82,3 +94,29 @@ class GatedFeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map `x (B, T, dim)` to the same shape."""
         return self.down(self.activation(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+
+
+class ClampedFeedForward(GatedFeedForward):
+    """Gated, with inputs of at most `limit`, and one more than the linear one (gpt-oss, OpenAI 2025).
+
+    down(activation(min(gate(x), limit)) * (clamp(up(x), -limit, limit) + 1)); arguments as of `GatedFeedForward`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int,
+        activation: Activation,
+        limit: float,
+        gate_bias: bool = False,
+        up_bias: bool = False,
+        down_bias: bool = False,
+    ) -> None:
+        check_positive("ffn.limit", limit)
+        super().__init__(dim, hidden_dim, activation, gate_bias, up_bias, down_bias)
+        self.limit = limit
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `x (B, T, dim)` to the same shape."""
+        gate, up = self.gate(x).clamp(max=self.limit), self.up(x).clamp(-self.limit, self.limit)
+        return self.down(self.activation(gate) * (up + 1))  # type: ignore[no-any-return]

@@ -114,16 +114,18 @@ class YarnScaling(RopeScaling):
 
     Frequencies that turn more than `beta_fast` times within `original_max_seq_len` stay, those that turn less than
     `beta_slow` times are divided by `factor`, and a ramp joins them. How much sharper is the ratio of `mscale` and
-    `mscale_all_dim` (DeepSeek-V2's code); with 1 and 0 it is the paper's.
+    `mscale_all_dim` (DeepSeek-V2's code); with 1 and 0 it is the paper's. truncate: whether the ramp begins and ends at
+    whole frequencies (not in gpt-oss).
     """
 
-    may_be_0 = ("mscale", "mscale_all_dim")
+    may_be_0 = ("mscale", "mscale_all_dim", "truncate")
 
     original_max_seq_len: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
+    truncate: bool = True
 
     @property
     def attention_factor(self) -> float:
@@ -137,7 +139,9 @@ class YarnScaling(RopeScaling):
             dim * math.log(self.original_max_seq_len / (turns * 2 * math.pi)) / (2 * math.log(theta))
             for turns in (self.beta_fast, self.beta_slow)
         )
-        low, high = max(math.floor(fast), 0), min(math.ceil(slow), dim - 1)
+        if self.truncate:
+            fast, slow = math.floor(fast), math.ceil(slow)
+        low, high = max(fast, 0), min(slow, dim - 1)
         steps = torch.arange(dim // 2, device=device, dtype=torch.float32)
         interpolated = ((steps - low) / max(high - low, 0.001)).clamp(0, 1)
         frequencies = inverse_frequencies(dim, theta, device)

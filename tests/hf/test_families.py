@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel
@@ -17,10 +17,11 @@ from llama_lab.hf.loading import Loaded, load
 from tests.hf.theirs import CASES, CONTEXT, PROMPT, VOCAB, our_text, reload, their_logits, their_model, their_text
 
 TOLERANCE = 1e-4  # of float32 logits whose standard deviation is about one
-# One for each way in which weights are kept: apart, in columns, fused, in groups, by heads, in latents, with gates.
+# One for each way in which weights are kept: apart, in columns, fused, in groups, by heads or experts, in latents.
 EXPORTED = (
     *("llama, tied, biases, heads of another width", "gpt2", "opt", "gpt_neox", "falcon 40B", "bloom", "mpt", "phi3"),
     *("gemma2", "cohere, QK norm", "stablelm, QK norm", "deepseek_v2, yarn", "qwen3_5", "apertus"),
+    *("mixtral", "qwen3_moe, some experts", "deepseek_v3, experts", "gpt_oss"),
 )
 
 
@@ -84,6 +85,7 @@ TRAINED = (
     "phi3, longrope, whose context is longer",
     "mistral4, yarn",
     "apertus",
+    *("mixtral", "olmoe", "qwen3_moe, some experts", "deepseek_v3, experts", "gpt_oss"),
 )
 
 
@@ -100,11 +102,23 @@ def test_an_imported_model_has_their_gradients(name: str, tokens: Tensor, tmp_pa
         for model, logits in ((ours.model, ours.model(tokens)), (theirs, theirs(tokens).logits))
     )
     names = family.canonical_names(key for key, _ in theirs.named_parameters())
-    by_name = family.to_ours(dict(zip(names.values(), expected, strict=True)), settings)
+    gradients = dict(zip(names.values(), expected, strict=True))
+    by_name = family.of_layout(gradients, settings).to_ours(gradients, settings)
     assert by_name.keys() == {key for key, _ in ours.model.named_parameters()}
     for (key, _), gradient in zip(ours.model.named_parameters(), found, strict=True):
         scale = max(by_name[key].abs().max().item(), 1e-3)
         assert (gradient - by_name[key]).abs().max() <= 1e-4 * scale, key
+
+
+@pytest.mark.parametrize("name", ["mixtral", "deepseek_v3, experts"])
+def test_a_file_with_all_experts_in_one_tensor_is_read_as_one_with_a_tensor_for_each(name: str, tmp_path: Path) -> None:
+    theirs = their_model(name)
+    theirs.save_pretrained(tmp_path)
+    expected = load(tmp_path).model.state_dict()
+    save_file(theirs.state_dict(), tmp_path / "model.safetensors")
+    found = load(tmp_path).model.state_dict()
+    assert found.keys() == expected.keys()
+    assert not [key for key in found if not torch.equal(found[key], expected[key])]
 
 
 def test_the_context_of_longrope_ends_where_its_long_factors_begin(tmp_path: Path) -> None:

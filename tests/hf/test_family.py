@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import AutoConfig
 
-from llama_lab.hf.by_layer import each
+from llama_lab.hf.by_layer import at_layer, each
 from llama_lab.hf.families import FAMILIES, MISSING
 from llama_lab.hf.family import Family, flat_settings, model_node
 from llama_lab.hf.settings import Settings, equal
@@ -34,6 +34,8 @@ PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
     "llama3": LLAMA_1 | BASE_500K,
     "mistral": {"rms_norm_eps": 1e-5},
     "olmo2": {"rms_norm_eps": 1e-6} | BASE_500K,
+    "qwen3_moe": {"norm_topk_prob": True},
+    "gpt_oss": {"num_local_experts": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}},
     "granite": {
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
@@ -51,7 +53,10 @@ def test_a_recipe_is_the_default_of_its_family_but_for_sizes(recipe: str) -> Non
     defaults = AutoConfig.for_model(family.model_type).to_dict()
     theirs = family.read_config(defaults | PUBLISHED_SETTINGS.get(recipe, {}))
     sizes = ("vocab_size", "dim", "n_layers", "n_heads", "head_dim", "max_seq_len", "hidden_dim")
-    overrides = [f"model.{key}={theirs[key]}" for key in sizes] + [f"size.n_kv_heads={theirs['n_kv_heads']}"]
+    last = at_layer(theirs, theirs["n_layers"] - 1)
+    overrides = [f"model.{key}={last[key]}" for key in sizes] + [f"size.n_kv_heads={theirs['n_kv_heads']}"]
+    if isinstance(theirs["hidden_dim"], list):
+        overrides.append(f"+pattern.dense.hidden_dim={theirs['hidden_dim'][0]}")
     if windows := [window for window in each(theirs, "attention.window") if window]:
         overrides.append(f"model.attention.window={windows[0]}")
     cfg = compose_config(f"arch={recipe}", *overrides)
@@ -70,7 +75,6 @@ def test_every_recipe_fits_the_class_of_its_family() -> None:
 
 # What a model needs to have neither experts nor linear attention, where its family's default does.
 DENSE: dict[str, dict[str, Any]] = {
-    "deepseek_v3": {"first_k_dense_replace": 61},
     "deepseek_v2": {"first_k_dense_replace": 32},
     "mistral4": {"first_k_dense_replace": 36},
     "afmoe": {"num_dense_layers": 32},
@@ -133,7 +137,10 @@ NO_SWITCH: dict[str, tuple[str, dict[str, Any]]] = {
     "mlp_only_layers=[0]: no switch for the experts": ("qwen3_next", {**TWO_FULL, "mlp_only_layers": [0]}),
     "num_dense_layers=1: no switch for the experts": ("afmoe", {"score_func": "sigmoid"}),
     "has 2 numbers for 3 layers": ("granite_swa", {"num_hidden_layers": 3, "layer_rope_theta": [0, 100]}),
-    "first_k_dense_replace=3: no switch for the experts": ("deepseek_v3", {}),
+    "n_shared_experts=0: no switch; it must be positive": ("deepseek_v3", {"n_shared_experts": 0}),
+    "clip_qkv=8.0: no switch; only clip_qkv=None": ("olmoe", {"clip_qkv": 8.0}),
+    "use_sliding_window=True: no switch": ("qwen3_moe", {"use_sliding_window": True}),
+    "first_k_dense_replace=0: no switch for the experts": ("deepseek_v2", {}),
     "rope_parameters: has no llama_4_scaling_beta": ("ministral3", {"rope_parameters": {"rope_type": "default"}}),
     "of 96 dimensions is 31.999968, which transformers rounds down; ": (
         "nemotron",

@@ -119,6 +119,11 @@ def test_a_switch_leaves_as_the_class_of_transformers_has_it(recipe: str, switch
     check_exports(recipe, switch, tmp_path)
 
 
+@pytest.mark.parametrize("recipe", ["mixtral", "olmoe", "qwen3_moe", "deepseek_v3", "gpt_oss"])
+def test_a_recipe_with_experts_leaves_as_its_class_has_it(recipe: str, tmp_path: Path) -> None:
+    assert check_exports(recipe, "model.position.theta=500", tmp_path) > 0
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_every_switch_of_every_recipe_leaves_so(switch: str, tmp_path: Path) -> None:

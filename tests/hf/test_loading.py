@@ -118,8 +118,8 @@ HARMS: dict[str, tuple[Callable[[Path], Any], str]] = {
         "model_type=lama is none that our switches express (did you mean llama?); ",
     ),
     "a family that lacks a switch": (
-        config(model_type="mixtral"),
-        "model_type=mixtral is none that our switches express: it routes tokens to experts; ",
+        config(model_type="qwen2_moe"),
+        "model_type=qwen2_moe is none that our switches express: its shared expert has a width of its own; ",
     ),
     "no family": (config(model_type=None), "model_type=None is none "),
     "a setting without a switch": (config(hidden_act="mish"), "its config.json: hidden_act=mish: no switch; "),

@@ -48,6 +48,9 @@ LATENT = ALL_HEADS | {
 }
 DEEPSEEK = LATENT | {"first_k_dense_replace": 3}
 OPT = FALCON | {"ffn_dim": 80}
+SPARSE = {"num_experts": 6, "num_experts_per_tok": 3}
+FEW_DENSE = {"first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
+SMALL = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
 
 
 def rope(kind: str, **settings: Any) -> dict[str, Any]:
@@ -84,6 +87,11 @@ THETAS = {"layer_rope_theta": [0, 100.0, 100.0, 10000.0, 0]}
 SCALED_MINICPM3 = {"scale_emb": 3, "scale_depth": 1.1, "dim_model_base": 24, "mlp_bias": True}
 PLAIN_MINICPM3 = {"scale_depth": None, "dim_model_base": None, "v_head_dim": None, "rms_norm_eps": 1e-4}
 MINISTRAL3 = rope("yarn", **YARN, **BETA, original_max_position_embeddings=3, mscale=1.0, mscale_all_dim=1.0)
+
+SOME_EXPERTS = {"mlp_only_layers": [0], "decoder_sparse_step": 2, "norm_topk_prob": True}
+OF_WHOLES = {"original_max_position_embeddings": 10, "beta_fast": 2.0, "truncate": False}
+GPT_OSS = {"swiglu_limit": 0.5} | rope("yarn", **YARN, **OF_WHOLES)
+GPT_OSS_PLAIN = {"swiglu_alpha": 1.2, "attention_bias": False} | ALL_FULL | rope("default")
 
 # A case is a family's model_type, and settings beside its sizes.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -198,6 +206,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         WIDE_HEADS | {"head_dim": 16} | rope("default", partial_rotary_factor=0.4),
     ),
     "nemotron": ("nemotron", WIDE_HEADS | HALF),
+    "mixtral": ("mixtral", LLAMA | SLIDES | {"num_local_experts": 4}),
+    "olmoe": ("olmoe", LLAMA | SPARSE),
+    "olmoe, normalised": ("olmoe", ALL_HEADS | SPARSE | {"norm_topk_prob": True}),
+    "qwen3_moe": ("qwen3_moe", WIDE_HEADS | SPARSE | SMALL),
+    "qwen3_moe, some experts": ("qwen3_moe", WIDE_HEADS | SPARSE | SMALL | FIVE | SOME_EXPERTS),
+    "deepseek_v3, experts": ("deepseek_v3", LATENT | FEW_DENSE | SMALL),
+    "gpt_oss": ("gpt_oss", WIDE_HEADS | SPARSE | SLIDES | GPT_OSS),
+    "gpt_oss, plain": ("gpt_oss", LLAMA | SPARSE | GPT_OSS_PLAIN),
 }
 
 
@@ -215,8 +231,9 @@ def built(config: PreTrainedConfig) -> PreTrainedModel:
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         model = getattr(transformers, architecture)(config).eval()
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+        biases = (buffer for name, buffer in model.named_buffers() if name.endswith("correction_bias"))
+        for weight in (*model.parameters(), *biases):
+            weight.add_(0.1 * torch.randn_like(weight))
     return model
 
 

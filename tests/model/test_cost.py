@@ -43,6 +43,19 @@ PUBLISHED = {
     ("olmo2", "olmo2_7b"): 7_298_617_344,
     ("gemma2", "gemma2_2b"): 2_614_341_888,
     ("gemma2", "gemma2_9b"): 9_241_705_984,
+    ("mixtral", "mixtral_8x7b"): 46_702_792_704,
+    ("olmoe", "olmoe_7b"): 6_919_161_856,
+    ("qwen3_moe", "qwen3_30b"): 30_532_122_624,
+    ("deepseek_v3", "deepseek_v3_671b"): 671_026_404_352,
+    ("gpt_oss", "gpt_oss_20b"): 20_914_757_184,
+}
+# Of one token, the token table included
+ACTIVE = {
+    "mixtral_8x7b": 12_879_925_248,
+    "olmoe_7b": 1_282_017_280,
+    "qwen3_30b": 3_353_032_704,
+    "deepseek_v3_671b": 37_552_282_624,
+    "gpt_oss_20b": 4_187_440_704,
 }
 
 
@@ -56,6 +69,7 @@ def test_published_models_have_their_published_parameters_on_meta(choice: tuple[
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 100_000  # KiB
     assert all(t.is_meta for t in (*model.parameters(), *model.buffers()))
     assert cost.params == PUBLISHED[choice]
+    assert cost.params_active == ACTIVE.get(size, cost.params)
 
 
 def test_embeddings_positions_and_the_head_are_not_counted_as_non_embedding() -> None:

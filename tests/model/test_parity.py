@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from llama_lab.hf import family as hf
 from llama_lab.hf import llama_families, terms
+from llama_lab.hf.by_layer import at_layer
 from llama_lab.hf.families import FAMILIES as TABLES
 from llama_lab.hf.families import FIELDS
 from llama_lab.model import Decoder
@@ -59,7 +60,8 @@ class Family:
         cfg = compose_config("size=pico", *self.overrides.split())
         settings = hf.flat_settings(OmegaConf.to_container(cfg.model, resolve=True))
         names = self.table.canonical_names(theirs)
-        return self.table.to_ours({names[name]: tensor for name, tensor in theirs.items()}, settings)
+        renamed = {names[name]: tensor for name, tensor in theirs.items() if name in names}
+        return self.table.of_layout(renamed, settings).to_ours(renamed, settings)
 
 
 def recipe(case: str, overrides: str, near_misses: str, **changes: Any) -> Family:
@@ -67,6 +69,7 @@ def recipe(case: str, overrides: str, near_misses: str, **changes: Any) -> Famil
     model_type, settings = CASES[case]
     table = next(one for one in TABLES if one.model_type == model_type and not one.variant)
     read = table.read_config(settings | changes, FIELDS)
+    read = at_layer(read, read["n_layers"] - 1)
     sizes = ("dim", "n_layers", "n_heads", "head_dim", "hidden_dim", "max_seq_len")
     chosen = [f"size.n_kv_heads={read['n_kv_heads']}", *(f"model.{size}={read[size]}" for size in sizes)]
     return Family(partial(their_model, case, **changes), table, " ".join([overrides, *chosen]), near_misses)
@@ -264,6 +267,40 @@ FAMILIES = {
     "deepseek_v3, queries of no latent": recipe(
         "deepseek_v3", MLA.format("null"), "model.position.interleaved=true", q_lora_rank=None, rope_interleave=False
     ),
+    "mixtral": recipe(
+        "mixtral",
+        "arch=mixtral model.attention.window=7 model.ffn.n_experts=4",
+        "model.ffn.top_k=3 model.ffn.normalise=false model.ffn.scores=sigmoid position=rope expert=geglu",
+    ),
+    "olmoe": recipe(
+        "olmoe, normalised",
+        "arch=olmoe model.ffn.n_experts=6 model.ffn.top_k=3",
+        "model.ffn.top_k=2 model.ffn.normalise=true block=reordered",
+        norm_topk_prob=False,
+    ),
+    "qwen3_moe": recipe(
+        "qwen3_moe",
+        "arch=qwen3_moe model.ffn.n_experts=6 model.ffn.top_k=3",
+        "model.ffn.top_k=2 model.ffn.normalise=false model.ffn.scores=sigmoid model.norm.eps=1e-4",
+        norm_topk_prob=True,
+    ),
+    "deepseek_v3, experts": recipe(
+        "deepseek_v3, experts",
+        f"{MLA.format(28).replace('llama', 'deepseek_v3')} model.ffn.n_experts=8 model.ffn.top_k=3 model.ffn.n_groups=4"
+        " model.ffn.top_groups=2 model.ffn.n_shared=2 pattern.dense.at=[0] +pattern.dense.hidden_dim=80"
+        " model.position.interleaved=true",
+        "model.ffn.top_k=2 model.ffn.top_groups=3 model.ffn.normalise=false model.ffn.scores=softmax model.ffn.scale=2"
+        " model.ffn.balance_bias=null expert=geglu",
+    ),
+    "gpt_oss": recipe(
+        "gpt_oss",
+        f"arch=gpt_oss position=rope_yarn {SCALED} model.position.scaling.beta_fast=2"
+        " model.position.scaling.beta_slow=0.01 model.position.scaling.truncate=false model.attention.window=7"
+        " model.ffn.n_experts=6 model.ffn.top_k=3",
+        "model.ffn.top_k=2 model.ffn.normalise=false model.attention.window=8 pattern.global.at=[0]"
+        " model.position.scaling.truncate=true",
+        swiglu_limit=7.0,
+    ),
     "palm": Family(PaLM, PALM, f"arch=palm {SIZES}", "norm=rmsnorm position=none ffn=geglu model.embedding.scale=1"),
     "vanilla": Family(  # with biases, which PyTorch's layers have and our recipe leaves out
         TorchTransformer,
@@ -283,6 +320,7 @@ def our_model(family: Family, *overrides: str) -> Decoder:
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
+    model.load_state_dict(family.as_ours(dict(family.theirs.named_buffers())), strict=False)
     return model
 
 

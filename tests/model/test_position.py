@@ -119,6 +119,7 @@ HF_ROPE = [  # ours, and the settings of theirs
     (LinearScaling(4.0), "linear", {}),
     (YarnScaling(4.0, 512), "yarn", {}),
     (YarnScaling(8.0, 4096, 20.0, 2.0), "yarn", {"beta_fast": 20.0, "beta_slow": 2.0}),
+    (YarnScaling(32.0, 4096, truncate=False), "yarn", {"truncate": False}),
     (YarnScaling(8.0, 4096, mscale=0.7, mscale_all_dim=1.3), "yarn", {"mscale": 0.7, "mscale_all_dim": 1.3}),
     (LONG, "longrope", {"short_factor": [3.0], "long_factor": [7.0]}),
     (Llama3Scaling(8.0, 8192), "llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0}),

@@ -99,16 +99,17 @@ def test_the_default_recipe_is_llama() -> None:
 
 
 # What cannot be, by recipe, group and option, and why.
-NORMED = ("bloom", "gemma3", "nanochat", "olmo2", "qwen3")  # in other places than blocks, too
+NORMED = ("bloom", "gemma3", "nanochat", "olmo2", "olmoe", "qwen3", "qwen3_moe")  # in other places than blocks, too
 ADDED = ("learned", "sinusoidal", "sinusoidal_concatenated")
 REFUSED = {
     **{(arch, "norm", "none"): "the model's norm does nothing" for arch in NORMED},
     **{(arch, "position", added): "which cannot differ in them" for arch in ("gemma3", "smollm3") for added in ADDED},
     **{
         (arch, "attention", latent): "window: model.attention has no such key"
-        for arch in ("gemma2", "gemma3")
-        for latent in ("mla", "mla_step_temperature")
+        for arch in ("gemma2", "gemma3", "gpt_oss")
+        for latent in ("mla", "mla_deepseek_v3", "mla_step_temperature")
     },
+    ("deepseek_v3", "position", "shaw"): "would ignore the relation",
     **{("gemma3", "position", other): "has no such key" for other in ("alibi", "learned", "none", "relative", "shaw")},
 }
 

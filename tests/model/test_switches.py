@@ -52,7 +52,7 @@ SUITABLE: dict[str, Any] = {
 # Idle in what the others are tested by, which is no training.
 TRAINED = tuple(f"model.ffn.{name}" for name in ("balance_loss", "scope", "balance_bias", "z_loss"))
 OWN_TESTS = ("model.attention.kernel", "model.position.scaling.short_factors", *TRAINED)
-OTHER_WORD = {"none": "tanh", "tanh": "none", "head": "projection"}  # of GELU's `approximate`, and of `qk_norm`
+OTHER_WORD = {"none": "tanh", "tanh": "none", "head": "projection", "sigmoid": "softmax"}  # GELU, `qk_norm`, `scores`
 
 
 def settings_of(cfg: DictConfig, nodes: list[str]) -> dict[str, Any]:

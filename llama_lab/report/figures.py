@@ -1,7 +1,6 @@
 """The report's charts as figures for a paper, one column wide."""
 
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -11,6 +10,7 @@ from llama_lab.analysis.depth_profiles import PARTS, TITLES
 from llama_lab.analysis.result import Finding, Result
 from llama_lab.util import chart
 from llama_lab.util.chart import SIZE, Spec
+from llama_lab.util.formatting import break_name
 
 from .charts import compute, costs, training
 from .charts import differences as difference_charts
@@ -82,16 +82,8 @@ def _panels(one: Chart, title: str) -> Iterator[Spec]:
 
 def _labels(names: Iterable[str]) -> dict[str, list[str]]:
     """The lines of each name in a legend; long ones omit shared settings."""
-    labels = {}
-    for name, short in without_shared(names).items():
-        lines = [""]
-        part_of_line = rf"[^,+\s]{{1,{LEGEND_LENGTH}}}[,+\s]*|[,+\s]+"
-        for part in re.findall(part_of_line, name if len(name) <= LEGEND_LENGTH else short):
-            if lines[-1] and len(lines[-1] + part.rstrip()) > LEGEND_LENGTH:
-                lines.append("")
-            lines[-1] += part
-        labels[name] = [line.rstrip() for line in lines]
-    return labels
+    shown = {name: name if len(name) <= LEGEND_LENGTH else short for name, short in without_shared(names).items()}
+    return {name: break_name(text, LEGEND_LENGTH) for name, text in shown.items()}
 
 
 # --- charts of the page, as a figure shows them ---

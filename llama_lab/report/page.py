@@ -1,7 +1,6 @@
 """report.html: a study's result as one self-contained file for a screen, a phone and paper."""
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -29,7 +28,6 @@ TEMPLATE = Path(__file__).with_name("page.html.j2")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 BESIDE = (SUMMARY, FILE, StudySpeed.FILE, "export/")  # files that the page links if they are in its folder
 SIGNIFICANT = "Bars: 95% intervals. Filled: significant at 5% (adjusted): the interval excludes zero. Left is better."
-SIGN = re.compile(r"(?<=[^\W\d][,=+/])(?=\w)")  # within a name
 PAGE = vega.config("var(--ink)", "var(--line)", FONT, "var(--paper)") | {"legend": {"disable": True}}
 MOST_MARGIN = 110  # pixels for the names of arms beside a chart
 MOST_IN_ALT = 12  # arms in a chart's alternative text; the tables have all
@@ -98,8 +96,8 @@ def page(result: Result, files: Sequence[str] = ()) -> str:
 
 
 def breakable(text: str) -> Markup:
-    """Text in which long names of arms, which are lists of settings, may break after their signs."""
-    return Markup(SIGN.sub("<wbr>", str(escape(text))))
+    """Text in which long names, such as lists of settings, may be broken."""
+    return Markup(fmt.BREAK.sub("<wbr>", str(escape(text))))
 
 
 @cache

@@ -22,8 +22,8 @@ from llama_lab.analysis.settings import RATE
 from llama_lab.analysis.statistics import Estimate
 from llama_lab.runs.stored import FIXED_COSTS, MEASURED_COSTS
 from llama_lab.runs.study import SUMMARY, StudySpeed
-from llama_lab.util.display import break_name, plain_table
-from llama_lab.util.formatting import number, short, three_digits
+from llama_lab.util.display import plain_table
+from llama_lab.util.formatting import break_name, number, short, three_digits
 
 from .guide import grid, guide
 from .tables import conditions, effects_table, plus_minus
@@ -107,7 +107,7 @@ def print_all(result: Result, console: Console) -> None:
     changes = plus_minus([arm.comparison.change if arm.comparison else None for arm in result.arms], "")
     for arm, loss, change in zip(result.arms, losses, changes, strict=True):
         table.add_row(
-            break_name(arm.name, max(10, console.width - 68)),
+            "\n".join(break_name(arm.name, max(10, console.width - 68))),
             loss,
             change,
             arm.verdict,

@@ -1,7 +1,6 @@
 """Progress of a run: a bar in a terminal, lines in a file, and a table at the end."""
 
 import logging
-import re
 import sys
 import time
 import warnings
@@ -111,16 +110,6 @@ class TerminalDisplay(Display):
 def open_display(steps: int, rank: int, shown: Mapping[str, str] = MappingProxyType({})) -> Display:
     """The display for standard output: a bar in a terminal, else lines. On ranks other than 0 it prints nothing."""
     return (TerminalDisplay if sys.stdout.isatty() else Display)(Console(quiet=rank != 0), steps, shown)
-
-
-def break_name(name: str, width: int) -> str:
-    """A name on lines of at most `width` characters, as far as it can be broken after a sign: `relu-` `small-20`."""
-    lines = [""]
-    for part in re.findall(r"[^-+=_/.,]*[-+=_/.,]*", name):
-        if lines[-1] and len(lines[-1]) + len(part) > width:
-            lines.append("")
-        lines[-1] += part
-    return "\n".join(lines)
 
 
 def plain_table(title: str, left: Iterable[str] = (), right: Iterable[str] = (), gap: int = 3) -> Table:

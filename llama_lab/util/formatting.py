@@ -1,10 +1,12 @@
 """Numbers as text: significant digits, thousands separators, true minus signs, units; a dash for an unknown value."""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeGuard
 
 MINUS, UNKNOWN, TIMES = "\u2212", "\u2013", "\u00d7"
+BREAK = re.compile(r"(?<=\w[-+=_/.,])(?=[^\W\d])|(?<=\w=)(?=\w)")  # where a name may be broken: not within numbers
 
 
 def known(value: float | None) -> TypeGuard[float]:
@@ -137,6 +139,17 @@ def learning_rate(value: float | None) -> str:
 def count(n: int, noun: str) -> str:
     """`1 seed`, `3 seeds`."""
     return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def break_name(name: str, width: int) -> list[str]:
+    """A name on lines of at most `width` characters, broken after a sign if possible: `relu-`, `small-20`."""
+    lines = [""]
+    for part in re.split(rf"{BREAK.pattern}|(?<=\s)", name):
+        for piece in re.findall(f".{{1,{width}}}", part):
+            if lines[-1] and len(lines[-1] + piece.rstrip()) > width:
+                lines.append("")
+            lines[-1] += piece
+    return [line.rstrip() for line in lines]
 
 
 def conjoin(items: Sequence[str]) -> str:

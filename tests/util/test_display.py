@@ -11,7 +11,8 @@ from rich.console import Console
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.result_table import print_result
 from llama_lab.runs.stored import PROGRESS
-from llama_lab.util.display import Display, break_name
+from llama_lab.util.display import Display
+from llama_lab.util.formatting import break_name
 from tests.conftest import Ran
 
 
@@ -68,6 +69,9 @@ def test_lines_on_training_have_the_time_left_and_a_validation_loss(
 
 
 def test_a_name_is_broken_after_its_signs() -> None:
-    assert break_name("swiglu-small-20", 15) == "swiglu-small-20"
-    assert break_name("swiglu-small-20", 12).splitlines() == ["swiglu-", "small-20"]
-    assert break_name("model.attention.qk_norm=head", 16).splitlines() == ["model.attention.", "qk_norm=head"]
+    assert break_name("swiglu-small-20", 15) == ["swiglu-small-20"]
+    assert break_name("swiglu-small-20", 12) == ["swiglu-", "small-20"]
+    assert break_name("model.attention.qk_norm=head", 16) == ["model.attention.", "qk_norm=head"]
+    assert break_name("norm=rmsnorm, size=nano", 14) == ["norm=rmsnorm,", "size=nano"]
+    assert break_name("optim.lr=0.00123,1e-3", 12) == ["optim.lr=", "0.00123,1e-3"]
+    assert break_name("rmsnorm", 4) == ["rmsn", "orm"]

@@ -18,8 +18,7 @@ from llama_lab.devices.performance import synchronize
 from llama_lab.estimate.estimate import check_mfu, find_device
 from llama_lab.model.recompute import recomputed_flops
 from llama_lab.training.assemble import build_module
-from llama_lab.util.display import break_name
-from llama_lab.util.formatting import count, duration, number, short, three_digits
+from llama_lab.util.formatting import break_name, count, duration, number, short, three_digits
 
 from .matching import AIM, IN_WORDS
 from .plan import Plan, PlannedArm, meta_model
@@ -84,7 +83,7 @@ def print_plan(plan: Plan, speed: TrainingSpeed | None) -> None:
         sizes = [short(cost.params), short(cost.params_non_embedding)]
         sizes += [short(cost.params_active_non_embedding)] * has_experts + ["-" if off is None else f"{off:+.2%}"]
         state = number(cost.kv_bytes_per_token)
-        name = break_name(arm.arm.name, max(10, console.width - 70))
+        name = "\n".join(break_name(arm.arm.name, max(10, console.width - 70)))
         cells = [name, str(arm.width), *sizes, short(cost.flops_per_token), state]
         if per_run:  # of the arm's runs, one after the other
             to_tune = arm.expected_tuning * per_run[arm.arm.name]

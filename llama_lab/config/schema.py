@@ -40,6 +40,8 @@ WORDS: dict[Kind, str] = {
     NoneType: "",  # what may be null is said by `--help`
     "head": "head (Qwen 3's)",
     "projection": "projection (OLMo 2's), or null for none",
+    "copies": "copies",
+    "random": "random",
 }
 
 
@@ -93,6 +95,7 @@ KEYS = {
     ),
     "init_from": maybe(str, path="folder"),
     "init_kv_heads": maybe(str),
+    "init_experts": maybe("copies", "random"),
     "estimate": Key(
         role="place",
         study="study.dry_run=true prints a study's arms with their costs, and trains nothing",

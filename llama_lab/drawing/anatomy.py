@@ -17,6 +17,7 @@ from llama_lab.config.components import model_cost
 from llama_lab.model import Cost, Decoder
 from llama_lab.model.cost import ask, cost_units, count, flops_per_token, reports_cost
 from llama_lab.model.encoding import Position
+from llama_lab.model.init import StackedLinear
 from llama_lab.model.mixer import Mixer
 from llama_lab.util import formatting as fmt
 
@@ -30,6 +31,8 @@ NAMES = {
     "LatentAttention": "Latent attention",
     "FeedForward": "Feed-forward",
     "GatedFeedForward": "Gated feed-forward",
+    "ClampedFeedForward": "Clamped feed-forward",
+    "MixtureOfExperts": "Mixture of experts",
     "SquaredReLU": "ReLU\u00b2",
     "Identity": "no activation",
     "Rope": "RoPE",
@@ -246,8 +249,9 @@ def shapes(module: nn.Module, without: nn.Module | None) -> tuple[str, ...]:
         owner = module.get_submodule(name.rpartition(".")[0])
         if p.ndim > 1 and owner is not without:
             sizes = [f"{size:,}" for size in p.shape]
-            shape = " → ".join(sizes[::-1]) if isinstance(owner, nn.Linear) else f" {fmt.TIMES} ".join(sizes)
-            found[shape].append(name.removesuffix("weight").removesuffix("."))
+            shape = " → ".join(sizes[:-3:-1]) if isinstance(owner, nn.Linear) else f" {fmt.TIMES} ".join(sizes)
+            stacked = f"{sizes[0]} {fmt.TIMES} " if isinstance(owner, StackedLinear) else ""
+            found[stacked + shape].append(name.removesuffix("weight").removesuffix("."))
     lines = [f"{', '.join(names)} {shape}".strip() for shape, names in found.items()]
     more = [f"and {len(lines) - MOST_MATRICES} more shapes"] if len(lines) > MOST_MATRICES else []
     return (*lines[:MOST_MATRICES], *more)

@@ -35,30 +35,39 @@ class Transfer:
 
 
 @torch.no_grad()
-def transfer(source: Decoder, target: Decoder, kv_heads: str = "mean") -> Transfer:
+def transfer(source: Decoder, target: Decoder, kv_heads: str = "mean", experts: str | None = None) -> Transfer:
     """Copy the weights of `source` into those of `target` with the same name and shape; others keep their values.
 
-    Key and value heads of which `target` has fewer are pooled: see `pool_heads`. Tables of tokens and of learned
+    Key and value heads of which `target` has fewer are pooled: see `pool_heads`. Where it has experts and the source
+    one feed-forward of their width, `experts` says how these start: as "copies" (Komatsuzaki et al. 2023, section 3),
+    or "random"; None is refused by a ValueError. Tables of tokens and of learned
     positions share their first rows. On the meta device nothing is copied, and the answer is the same.
     """
     theirs = source.state_dict(keep_vars=True)
     pooled = pool_heads(source, target, kv_heads)
+    dense = dense_names(source, target)
+    if dense and experts is None:
+        raise ValueError("init_experts=null: the source has no experts; start them as copies, or at random")
+    origins = dense if experts == "copies" else {}
     by_row = (*TOKEN_ROWS, "position.table.weight") if isinstance(target.position, Learned) else TOKEN_ROWS
     found: dict[str, list[str]] = {"taken": [], "pooled": [], "rows": [], "anew": []}
     own, used, shared = first_names(target), set[int](), 0
     for name, tensor in own.items():
-        value = pooled.get(name, theirs.get(name))
+        origin = origins.get(name, name)
+        value = pooled.get(name, theirs.get(origin))
         fate = "pooled" if name in pooled else "taken"
-        if value is not None and value.shape != tensor.shape:
+        if value is not None and name in origins:
+            value = value.expand_as(tensor)
+        elif value is not None and value.shape != tensor.shape:
             rows = min(len(value), len(tensor)) if name in by_row and value.shape[1:] == tensor.shape[1:] else 0
             value, tensor, fate = value[:rows] if rows else None, tensor[:rows], "rows"
         if value is None:
             found["anew"].append(name)
             continue
         found[fate].append(name)
-        used.add(id(theirs[name]))
+        used.add(id(theirs[origin]))
         shared += tensor.numel()
-        tensor.copy_(value + gain_offset(source, name) - gain_offset(target, name))
+        tensor.copy_(value + gain_offset(source, origin) - gain_offset(target, name))
     left = [name for name, tensor in first_names(source).items() if id(tensor) not in used]
     share = shared / sum(tensor.numel() for tensor in own.values())
     return Transfer(**{fate: tuple(names) for fate, names in found.items()}, left=tuple(left), share=share)
@@ -88,6 +97,16 @@ def pool_heads(source: Decoder, target: Decoder, kv_heads: str) -> dict[str, Ten
                 heads = groups.mean(1) if kv_heads == "mean" else groups[:, 0]
                 pooled[f"blocks.{layer}.attention.{name}"] = heads.flatten(0, 1)
     return pooled
+
+
+def dense_names(source: Decoder, target: Decoder) -> dict[str, str]:
+    """The weights of the source's feed-forwards by those of experts in `target` that have their shapes."""
+    theirs, found = source.state_dict(), {}
+    for name, tensor in target.state_dict().items():
+        origin = name.replace(".ffn.experts.", ".ffn.")
+        if origin != name and origin in theirs and theirs[origin].shape == tensor.shape[1:]:
+            found[name] = origin
+    return found
 
 
 def has_fewer_heads(source: nn.Module, target: nn.Module) -> bool:

@@ -156,6 +156,8 @@ def check_numbers(cfg: DictConfig) -> None:
     check_multiples("train.eval_lengths", train.eval_lengths)
     if heads is not None and not cfg.init_from:
         raise ConfigError(f"init_kv_heads={heads}: pools the heads of trained weights; add init_from=, or leave it out")
+    if cfg.init_experts is not None and not cfg.init_from:
+        raise ConfigError(f"init_experts={cfg.init_experts}: is for trained weights; add init_from=, or leave it out")
     if heads not in (None, *KV_HEADS):
         raise ConfigError(f"init_kv_heads={heads}: unknown; choose {' | '.join(KV_HEADS)}, or null for mean")
 

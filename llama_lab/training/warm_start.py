@@ -18,7 +18,7 @@ from llama_lab.hf.loading import Loaded, load
 from llama_lab.hf.tensors import has_weights
 from llama_lab.model import Decoder
 from llama_lab.model.position import Rope
-from llama_lab.model.transfer import Transfer, has_fewer_heads, patterns, transfer
+from llama_lab.model.transfer import Transfer, dense_names, has_fewer_heads, patterns, transfer
 from llama_lab.runs.checkpoint import checkpoint_step, existing
 from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
 from llama_lab.runs.stored import FATES, Status, WarmStart
@@ -114,7 +114,13 @@ def fit_weights(source: Loaded, cfg: DictConfig, model: Decoder, dataset: Datase
             f"tokenizer=hf tokenizer.path={Path(cfg.init_from) / TOKENIZER}"
         )
     check_original_context(source, cfg, model)
-    done = transfer(source.model, model, cfg.init_kv_heads or "mean")
+    try:
+        done = transfer(source.model, model, cfg.init_kv_heads or "mean", cfg.init_experts)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    if cfg.init_experts and not dense_names(source.model, model):
+        problem = f"this model has no experts of the width of feed-forwards in {cfg.init_from}"
+        raise ConfigError(f"init_experts={cfg.init_experts}: {problem}; set model.hidden_dim, or leave it out")
     if not (done.taken or done.pooled):
         raise ConfigError(f"{key}: none of its weights has a name and shape of this model; name a more similar one")
     pairs = zip(source.model.mixers, model.mixers, strict=False)

@@ -28,6 +28,19 @@ def pooled_by_hand(rows: Tensor, n_kv_heads: int, head_dim: int, how: str) -> Te
     return torch.stack(new)
 
 
+def test_experts_start_as_copies_of_a_feed_forward_or_at_random_and_it_must_be_said_which() -> None:
+    """With equal experts, whatever the router chooses computes what the feed-forward did."""
+    source, experts = decoder(), ("ffn=moe", f"model.hidden_dim={decoder().blocks[0].ffn.up.out_features}")
+    target = decoder(*experts)
+    done = transfer(source, target, experts="copies")
+    assert done.anew == ("blocks.0.ffn.router.weight", "blocks.1.ffn.router.weight")
+    assert done.left == ()
+    torch.testing.assert_close(target(TOKENS), source(TOKENS), rtol=1e-4, atol=1e-6)
+    assert len(transfer(source, decoder(*experts), experts="random").left) == 6
+    with pytest.raises(ValueError, match="init_experts=null: the source has no experts; start them as copies, or at"):
+        transfer(source, target)
+
+
 @pytest.mark.parametrize("how", ["mean", "first"])
 @pytest.mark.parametrize("kv", [["attention=mqa"], ["attention=gqa", "model.n_kv_heads=2"]])
 def test_key_and_value_heads_are_pooled_within_the_groups_that_share_them(how: str, kv: list[str]) -> None:

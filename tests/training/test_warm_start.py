@@ -176,6 +176,9 @@ REFUSED = {
     "init_from=nowhere": "init_from=nowhere: is no folder; name a run, or a folder with config.json",
     "model.dim=16": "none of its weights has a name and shape of this model; name a more",
     "init_kv_heads=first": "init_kv_heads=first: this model has not fewer key and value heads than",
+    "init_experts=copies": "init_experts=copies: this model has no experts of the width of feed-forwards in",
+    "ffn=moe model.hidden_dim=88": "init_experts=null: the source has no experts; start them as copies, or at random",
+    "init_from=null init_experts=copies": "init_experts=copies: is for trained weights; add init_from=, or",
     "init_from=null init_kv_heads=mean": "init_kv_heads=mean: pools the heads of trained weights;",
     "init_from=null trust=[lab]": "trust=['lab']: is for configs that are stored; leave it out, or",
 }

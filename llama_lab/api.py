@@ -31,7 +31,7 @@ from llama_lab.util.errors import ConfigError as ConfigError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from llama_lab.report.write import Comparison
+    from llama_lab.report.write import Report
 
 
 def load_config(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> DictConfig:
@@ -134,7 +134,7 @@ def compare(
     baseline: str | None = None,
     title: str | None = None,
     trust: Sequence[str] = (),
-) -> "Comparison":
+) -> "Report":
     """A report on runs and studies, as `llama-lab-compare` makes it; writes nothing.
 
     group_by: groups or settings that define the arms. trust: packages whose components the runs use. Raises ConfigError
@@ -143,11 +143,11 @@ def compare(
     # SciPy takes a second to import.
     from llama_lab.analysis.analyse import analyse
     from llama_lab.analysis.grouping import compared, is_study
-    from llama_lab.report.write import Comparison
+    from llama_lab.report.write import Report
 
     if not paths:
         raise ConfigError("compare: names no run; name folders of runs or studies, such as runs/llama")
     folders = [Path(path) for path in paths]
     study = compared(folders, group_by, baseline, title)
     own = folders[0] if is_study(folders, group_by) else Path("comparison")  # where speeds measured together are
-    return Comparison(analyse(study, own, Trust(tuple(trust))))
+    return Report(analyse(study, own, Trust(tuple(trust))))

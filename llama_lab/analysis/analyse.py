@@ -25,12 +25,12 @@ from .inference import inference
 from .learning_rates import is_swept, judged_runs, learning_rates
 from .ranking import rankings
 from .result import (
-    METRICS,
+    JUDGED_LOSSES,
     SPEEDS,
     ArmResult,
     Comparison,
     Lengths,
-    Metric,
+    Loss,
     Reach,
     Result,
     estimate_of,
@@ -56,8 +56,8 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     rates = tuple(learning_rates(name, own) for name, own in of_arm.items() if is_swept(own))
     judged: Judged = {name: judged_runs(own)["record"].tolist() for name, own in of_arm.items()}
     texts = {(r.environment.tokenizer_hash, r.environment.data_hash) for own in judged.values() for r in started(own)}
-    metric: Metric = "val/loss" if len(texts) < 2 else "val/bits_per_byte"  # nats of other tokens mean something else
-    losses = {unit: final_losses(judged, unit) for unit in METRICS}
+    metric: Loss = "val/loss" if len(texts) < 2 else "val/bits_per_byte"  # nats of other tokens mean something else
+    losses = {unit: final_losses(judged, unit) for unit in JUDGED_LOSSES}
     speed = measured_speed(folder)
     compared = compare_arms(study, judged, losses, metric, is_final=True)
     effects = effects_of(study, losses[metric]) if study.is_factorial else ()
@@ -153,7 +153,7 @@ def _costs(records: Sequence[Record], speed: ArmSpeed | None) -> dict[str, float
     return costs | speed.costs
 
 
-def _to_reach(pairs: Sequence[RecordPair], metric: Metric, speed: ArmSpeed | None) -> dict[str, float]:
+def _to_reach(pairs: Sequence[RecordPair], metric: Loss, speed: ArmSpeed | None) -> dict[str, float]:
     """See ArmResult.to_reach; pairs: an arm's runs, each with the finished baseline of its seed.
 
     Seconds follow from the speed that was measured in turn, or else are those that the runs logged, if none trained
@@ -173,7 +173,7 @@ def _to_reach(pairs: Sequence[RecordPair], metric: Metric, speed: ArmSpeed | Non
     return {key: fmean(values) for key, values in reached.items()}
 
 
-def _reach(pairs: Sequence[RecordPair], metric: Metric) -> Reach | None:
+def _reach(pairs: Sequence[RecordPair], metric: Loss) -> Reach | None:
     """None without curves, or without a seed that both have finished."""
     ratios, censored = {}, set()
     for record, baseline in (pair for pair in pairs if pair[0].done):
@@ -187,7 +187,7 @@ def _reach(pairs: Sequence[RecordPair], metric: Metric) -> Reach | None:
     return Reach(ratios, frozenset(censored), None if censored else geometric_mean([*ratios.values()]))
 
 
-def _reaches(record: Record, baseline: Record, metric: Metric, axis: str = "tokens") -> float | None:
+def _reaches(record: Record, baseline: Record, metric: Loss, axis: str = "tokens") -> float | None:
     """The tokens (or seconds) of training at which a run first has the baseline's final loss; None if it never has."""
     rows = [row for row in record.metrics if metric in row and row["step"]]  # step 0: what a warm start begins with
     return first_reach([row[axis] for row in rows], [row[metric] for row in rows], baseline.summary[metric])

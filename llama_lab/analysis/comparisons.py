@@ -11,15 +11,15 @@ from llama_lab.runs.record import Record, finished
 from llama_lab.runs.study import Pair, Study
 from llama_lab.util.formatting import count
 
-from .result import METRICS, Comparison, Interaction, Metric, Result, common_losses, final_losses
+from .result import JUDGED_LOSSES, Comparison, Interaction, Loss, Result, common_losses, final_losses
 from .sentences import divergence
 from .statistics import Effect, PairedDifference, contrast_name, describe, factorial_effects, judge, seeds_needed
 
 Judged = Mapping[str, Sequence[Record]]  # the runs that each arm is judged by
-Table = Mapping[Metric, pd.DataFrame]  # of `final_losses`
+Table = Mapping[Loss, pd.DataFrame]  # of `final_losses`
 
 
-def compare_arms(study: Study, judged: Judged, losses: Table, metric: Metric, is_final: bool) -> dict[Pair, Comparison]:
+def compare_arms(study: Study, judged: Judged, losses: Table, metric: Loss, is_final: bool) -> dict[Pair, Comparison]:
     """Every arm against the one before it, the baseline and, if asked, all others, unless they share no seed.
 
     is_final: whether to estimate how many seeds are needed, which takes longer than everything else.
@@ -46,14 +46,14 @@ def judge_pairs(table: pd.DataFrame, pairs: Sequence[Pair]) -> list[PairedDiffer
     return judge(samples, signs @ signs.T / 2) if pairs else []
 
 
-def _compare(arm: str, against: str, judged: Judged, losses: Table, metric: Metric) -> Comparison | None:
+def _compare(arm: str, against: str, judged: Judged, losses: Table, metric: Loss) -> Comparison | None:
     """The comparison over the seeds that both have finished, not yet tested; None without a common seed."""
     columns = {unit: np.column_stack([t[arm], t[against]]) for unit, t in losses.items()}  # (seeds, 2)
     is_pair = ~np.isnan(columns[metric]).any(axis=1)
     seeds = tuple(losses[metric].index[is_pair])
     if not seeds:
         return None
-    pairs = (columns[unit][is_pair] for unit in METRICS)
+    pairs = (columns[unit][is_pair] for unit in JUDGED_LOSSES)
     nats, bits = (describe(pair[:, 0] - pair[:, 1], scale=pair.max()) for pair in pairs)
     texts = {record.environment.data_hash for name in (arm, against) for record in finished(judged[name])}
     # The mean over the seeds that survive a divergence is biased.

@@ -6,6 +6,7 @@ from itertools import chain
 from operator import attrgetter
 
 from llama_lab.runs.record import finished, started
+from llama_lab.runs.study import MOST_RESIDUAL
 from llama_lab.util.formatting import TIMES, count, enumerate_some, learning_rate, number, percent
 
 from . import audit
@@ -29,7 +30,6 @@ from .settings import RATE, SEEDS, TOKENS
 from .unequal_settings import unequal_settings
 
 OPTIMIZER = "optim"
-MOST_RESIDUAL = 0.005  # of matching, as a fraction
 MOST_UNMATCHED = 0.01  # difference in parameters without matching, as a fraction
 MOST_UNQUIET = 1.5  # slowest over fastest round of one measurement
 MOST_NOISE = 3.0  # standard deviation of an arm over the typical one; see docs/statistics.md

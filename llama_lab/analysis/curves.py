@@ -10,14 +10,14 @@ from llama_lab.runs.record import Record, finished
 from llama_lab.runs.study import Pair, Study
 
 from .comparisons import Judged, Table, compare_arms, effects_of
-from .result import METRICS, Curve, CurveMetric, DifferenceCurve, Metric
+from .result import JUDGED_LOSSES, Curve, CurveMetric, DifferenceCurve, Loss
 from .statistics import PairedDifference
 
 MAX_POINTS = 200  # of a curve
 MAX_JUDGED = 40  # points of a curve of differences, each of which is tested
 
 
-def loss_curves(arm: str, records: Sequence[Record], metric: Metric) -> Iterator[Curve]:
+def loss_curves(arm: str, records: Sequence[Record], metric: Loss) -> Iterator[Curve]:
     """The curves of the finished runs, or, if none finished, of the others up to the first one's end.
 
     The training loss is left out if arms are judged in bits per byte.
@@ -33,7 +33,7 @@ def loss_curves(arm: str, records: Sequence[Record], metric: Metric) -> Iterator
             yield Curve(arm, one, tokens, flops, list(map(fmean, seconds)), mean, low, high)
 
 
-def difference_curves(study: Study, judged: Judged, final: Table, metric: Metric) -> tuple[DifferenceCurve, ...]:
+def difference_curves(study: Study, judged: Judged, final: Table, metric: Loss) -> tuple[DifferenceCurve, ...]:
     """The family of comparisons, or of effects, at every evaluation that all finished runs share.
 
     Each evaluation is tested exactly as the final losses are. If all runs have one length, the curves end in those.
@@ -49,7 +49,7 @@ def difference_curves(study: Study, judged: Judged, final: Table, metric: Metric
     for tokens in _thin(list(at), MAX_JUDGED):
         losses = final
         if (then := at[tokens]) is not None:
-            tables = {unit: then.pivot_table(unit, "seed", "arm", aggfunc="last") for unit in METRICS}
+            tables = {unit: then.pivot_table(unit, "seed", "arm", aggfunc="last") for unit in JUDGED_LOSSES}
             losses = {unit: table.reindex(columns=list(judged)) for unit, table in tables.items()}
         if study.is_factorial:
             found = {(effect.name, ""): effect.change for effect in effects_of(study, losses[metric])}
@@ -65,9 +65,9 @@ def difference_curves(study: Study, judged: Judged, final: Table, metric: Metric
 
 
 def _logged(records: Sequence[Record]) -> pd.DataFrame:
-    """The rows of metrics.csv that have METRICS, with `arm` and `seed`, at the tokens that all runs share."""
+    """The rows of metrics.csv that have JUDGED_LOSSES, with `arm` and `seed`, at the tokens that all runs share."""
     tables = [
-        pd.DataFrame(one.metrics, columns=["tokens", *METRICS]).dropna().assign(arm=one.arm, seed=one.seed, run=i)
+        pd.DataFrame(one.metrics, columns=["tokens", *JUDGED_LOSSES]).dropna().assign(arm=one.arm, seed=one.seed, run=i)
         for i, one in enumerate(records)
     ]
     rows = pd.concat(tables).drop_duplicates(["run", "tokens"], keep="last")

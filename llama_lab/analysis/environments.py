@@ -8,7 +8,7 @@ from typing import Any
 
 from llama_lab.config.grammar import override_key
 from llama_lab.runs.record import Record
-from llama_lab.runs.stored import SPEEDS, TEXT, Environment, Git
+from llama_lab.runs.stored import HASHES, UNLIKE_SPEEDS, Environment, Git
 
 from .result import Result
 from .sentences import by_value, disagreement, named, sentence, values_in
@@ -18,8 +18,8 @@ TITLES = {name: declared["name"] or name.replace("_", " ") for name, declared in
 CONSEQUENCES = {TITLES[name]: declared["compared"] for name, declared in COMPARED.items()}
 CONSEQUENCES |= CONSEQUENCES.pop("versions")  # of each library
 HASH = re.compile("[0-9a-f]{13,}")
-CONCERNS = dict.fromkeys((TITLES[name] for name in TEXT), "texts")
-CONCERNS |= {fact: "speeds" for fact, consequence in CONSEQUENCES.items() if consequence == SPEEDS}
+CONCERNS = dict.fromkeys((TITLES[name] for name in HASHES), "texts")
+CONCERNS |= {fact: "speeds" for fact, consequence in CONSEQUENCES.items() if consequence == UNLIKE_SPEEDS}
 BY_ROLE = (TITLES["data_hash"],)  # in which judged runs agree, and tuning runs, which are validated on other text
 
 

@@ -22,7 +22,7 @@ Values = Mapping[str, Estimate]
 Reasons = Mapping[str, str]  # why arms are not ranked
 Pairs = Set[tuple[str, str]]  # of arms, the better one first
 
-SPEEDS: tuple[Quantity, ...] = ("train", "decode", "prefill")  # fields of ArmSpeed
+SPEED_QUANTITIES: tuple[Quantity, ...] = ("train", "decode", "prefill")  # fields of ArmSpeed
 CACHE, MEMORY = "kv_cache/bytes", "perf/peak_memory_bytes"
 
 
@@ -36,7 +36,7 @@ def rankings(result: Result) -> tuple[Ranking, ...]:
     caches = {arm.name: arm.costs[CACHE] for arm in result.arms if CACHE in arm.costs}
     return (
         _by_loss(result, names),
-        *(_by_speed(quantity, names, speeds, looped) for quantity in SPEEDS),
+        *(_by_speed(quantity, names, speeds, looped) for quantity in SPEED_QUANTITIES),
         _by_size("memory", names, memory, "measured on GPUs only"),
         _by_size("cache", names, caches, "not known"),
         _at_longest(result, names),

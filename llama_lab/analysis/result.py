@@ -22,8 +22,8 @@ from .scaling_law import Scaling
 from .sentences import by_value
 from .statistics import Effect, Estimate, PairedDifference, SeedRange, estimate, pareto_front
 
-Metric = Literal["val/loss", "val/bits_per_byte"]
-METRICS: tuple[Metric, ...] = ("val/loss", "val/bits_per_byte")
+Loss = Literal["val/loss", "val/bits_per_byte"]
+JUDGED_LOSSES: tuple[Loss, ...] = ("val/loss", "val/bits_per_byte")
 Quantity = Literal["loss", "train", "decode", "prefill", "memory", "cache", "longest"]
 Architectures = tuple[tuple[Anatomy, Anatomy | None], ...]
 CurveMetric = Literal["val/loss", "train/loss", "val/bits_per_byte"]
@@ -125,7 +125,7 @@ class ArmResult:
         """The loss of a probe's best predictor; None for text."""
         return next((floor for r in self.records if (floor := r.environment.entropy_floor) is not None), None)
 
-    def judged(self, metric: Metric) -> Estimate | None:
+    def judged(self, metric: Loss) -> Estimate | None:
         """The loss that the arm is judged by."""
         return self.loss if metric == "val/loss" else self.bits
 
@@ -136,25 +136,25 @@ def unit_of(arms: Sequence[ArmResult], metric: str) -> str:
     return UNITS[metric].replace("token", "answer") if is_probe else UNITS[metric]
 
 
-def final_losses(runs: Mapping[str, Sequence[Record]], metric: Metric) -> pd.DataFrame:
+def final_losses(runs: Mapping[str, Sequence[Record]], metric: Loss) -> pd.DataFrame:
     """The final loss of every finished run, (seeds, arms); nan for the others. runs: by arm."""
     found = {arm: {r.seed: r.summary[metric] for r in records if r.done} for arm, records in runs.items()}
     return pd.DataFrame(found, dtype=float).sort_index()
 
 
-def first_losses(records: Sequence[Record], metric: Metric) -> dict[int, float]:
+def first_losses(records: Sequence[Record], metric: Loss) -> dict[int, float]:
     """The loss before the first step of every run that started from trained weights, by seed."""
     found = {r.seed: next((row for row in r.metrics if metric in row), None) for r in records}
     return {seed: row[metric] for seed, row in found.items() if row and row["step"] == 0}
 
 
-def estimate_of(records: Sequence[Record], metric: Metric | Literal["val/accuracy", "val/ema_loss"]) -> Estimate | None:
+def estimate_of(records: Sequence[Record], metric: Loss | Literal["val/accuracy", "val/ema_loss"]) -> Estimate | None:
     """The mean over the finished runs that have the metric, with its interval; None without any."""
     found = [record.summary[metric] for record in finished(records) if metric in record.summary]
     return estimate(found) if found else None
 
 
-def common_losses(arms: Sequence[ArmResult], metric: Metric) -> pd.DataFrame:
+def common_losses(arms: Sequence[ArmResult], metric: Loss) -> pd.DataFrame:
     """The `final_losses` of the arms with any finished run, at the seeds that all of these have finished.
 
     Otherwise the survivors of a divergence would be ranked against runs with other seeds.
@@ -384,7 +384,7 @@ class Result:
     """
 
     study: Study
-    metric: Metric = "val/loss"
+    metric: Loss = "val/loss"
     tests: str = "none"
     arms: tuple[ArmResult, ...] = ()
     records: tuple[Record, ...] = ()

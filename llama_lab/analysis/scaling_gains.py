@@ -11,14 +11,14 @@ from llama_lab.runs.study import Arm
 from llama_lab.util.formatting import TIMES, known, number, short
 
 from .power import LEVEL
-from .result import ArmResult, Metric
+from .result import ArmResult, Loss
 from .scaling_law import HOLDS, Floats, Gains, Point, Scaled, Scaling, logs, scale
 from .statistics import Estimate
 
 BUDGET = "tokens_per_parameter"
 
 
-def scaled(arms: Sequence[ArmResult], metric: Metric, is_timed: bool = True) -> Scaling:
+def scaled(arms: Sequence[ArmResult], metric: Loss, is_timed: bool = True) -> Scaling:
     """The laws and gains of the options of a scaling study, whose arms these are.
 
     is_timed: whether the speeds of all were measured side by side; those that runs logged give no gain in time. An arm

@@ -11,6 +11,7 @@ from llama_lab.config import CONF_DIR
 from llama_lab.config.schema import CHANGEABLE, INDIRECT, belongs, flatten, option_file, options, read
 from llama_lab.runs.folder import resolved
 from llama_lab.runs.record import Record
+from llama_lab.runs.study import MATCHED
 
 SEEDS = ("data.seed", "model.seed")
 TEXT = ("data.files", "data.source", "data.val_tokens", "tokenizer.sample_bytes")
@@ -28,7 +29,6 @@ MODEL = ("model", "size", *INDIRECT)
 COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
 WIDTH = "model.hidden_dim"  # solved for by matching
 DIMENSIONS = ("dim", "n_layers", "n_heads")
-MATCHED = ("params", "active", "flops")
 RATE = "optim.lr"
 TOKENS = "train.tokens"
 UNSET = "unset"

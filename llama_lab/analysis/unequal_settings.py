@@ -7,7 +7,7 @@ from typing import Any
 
 from llama_lab.config.schema import belongs, flatten
 from llama_lab.runs.record import Record
-from llama_lab.runs.study import Study
+from llama_lab.runs.study import MATCHED, Study
 
 from .result import Result
 from .sentences import by_fault, by_value, disagreement, disagreements, first_and_more, sentence, values_in
@@ -15,7 +15,6 @@ from .settings import (
     COMPARED,
     GROUPS,
     INIT,
-    MATCHED,
     MODEL,
     SEEDS,
     TEXT,

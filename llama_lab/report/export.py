@@ -9,7 +9,7 @@ from llama_lab.analysis.environments import environment
 from llama_lab.analysis.result import Result
 from llama_lab.analysis.settings import RATE
 from llama_lab.runs.record import MISSING
-from llama_lab.runs.stored import CURVES, FIXED_COSTS, LOSSES, MEASURED_COSTS
+from llama_lab.runs.stored import CURVES, FIXED_COSTS, HASHES, LOSSES, MEASURED_COSTS
 from llama_lab.runs.study import SUMMARY
 from llama_lab.util.errors import ConfigError
 from llama_lab.util.files import report_disk_errors
@@ -21,7 +21,6 @@ from .tables import Table, tables
 
 CONTENTS = "contents.txt"  # lists the files of an export, so that nothing else is ever overwritten
 FIGURES, TABLES = "figures", "tables"
-HASHES = ("data_hash", "tokenizer_hash")
 
 
 def check_export(folder: Path, overwrite: bool) -> None:

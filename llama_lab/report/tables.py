@@ -26,11 +26,11 @@ from llama_lab.analysis.statistics import Estimate, term_name
 from llama_lab.config.grammar import to_override
 from llama_lab.runs.record import Record, started
 from llama_lab.runs.stored import ACTIVE, UNITS
+from llama_lab.runs.study import MATCHED
 from llama_lab.util import formatting as fmt
 
 from .guide import ranked, title
 
-MATCHES = {"params": "matched in parameters", "flops": "matched in FLOPs per token"}
 MOST_SEEDS = 8  # listed in one line
 MOST_VALUES = 4  # of one condition: of so many the first and the last
 ENDS = ((0, "First"), (-1, "Last"))
@@ -67,7 +67,7 @@ def conditions(result: Result) -> str:
     shared = (
         f"{study.design.replace('_', ' ')}, baseline {study.baseline}" if study.title else "",
         listed if len(seeds) <= MOST_SEEDS else fmt.count(len(seeds), "seed"),
-        MATCHES.get(study.match, "") if _is_matched(result) else "sizes as they are",
+        f"matched in {MATCHED.get(study.match, 'size')}" if _is_matched(result) else "sizes as they are",
         *(*words[:2], *numbers, *words[2:]),
     )
     return " \u00b7 ".join(filter(None, shared))

@@ -105,7 +105,7 @@ def compare(
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Report:
     """A comparison of arms. In a notebook it shows itself as the report."""
 
     result: Result

@@ -133,10 +133,10 @@ class Status(JsonRecord):
     message: str = ""
 
 
-SPEEDS = "their speeds cannot be compared"
-ROUNDING = f"{SPEEDS}, and their losses differ by rounding"
+UNLIKE_SPEEDS = "their speeds cannot be compared"
+ROUNDING = f"{UNLIKE_SPEEDS}, and their losses differ by rounding"
 CODE = "their code may differ"
-TEXT = ("data_hash", "tokenizer_hash")
+HASHES = ("data_hash", "tokenizer_hash")
 
 
 def recorded(default: Any, **handling: Any) -> Any:
@@ -185,12 +185,12 @@ class RunMetadata(JsonRecord):
     tokenizer_hash: str = compared("", "their nats per token mean different things", "tokenizer")
     vocab_size: int = compared(0, within=("tokenizer_hash", "model.vocab_size"))
     init_hash: str = recorded("", checked="is equal within a seed, and empty only without init_from")
-    bytes_per_token: float = compared(0.0, within=TEXT)
-    unigram_entropy: float = compared(0.0, within=TEXT)
+    bytes_per_token: float = compared(0.0, within=HASHES)
+    unigram_entropy: float = compared(0.0, within=HASHES)
     entropy_floor: float | None = compared(None, within=("data_hash",))
     revisions: dict[str, str] = compared({}, "their texts may differ", "dataset revisions")
     epochs: dict[str, float] = compared(
-        {}, "one text was repeated more", within=(*TEXT, "train.tokens", "train.batch_size", "model.max_seq_len")
+        {}, "one text was repeated more", within=(*HASHES, "train.tokens", "train.batch_size", "model.max_seq_len")
     )
     token_to_position_ratio: float | None = recorded(None, checked="is about that of the other runs")
     metrics: dict[str, float] = recorded({}, checked="are those of the rebuilt model")
@@ -263,9 +263,9 @@ class Environment(RunMetadata):
     versions: dict[str, str] = compared({}, {"torch": "their kernels and rounding may differ", "llama-lab": CODE})
     platform: str = compared("")
     cpu: str = compared("", ROUNDING, "CPU")
-    cpu_threads: int = compared(0, SPEEDS, "CPU threads")
-    runs_at_once: int = compared(1, SPEEDS)
-    gpus: list[str] = compared([], SPEEDS, "GPUs")
+    cpu_threads: int = compared(0, UNLIKE_SPEEDS, "CPU threads")
+    runs_at_once: int = compared(1, UNLIKE_SPEEDS)
+    gpus: list[str] = compared([], UNLIKE_SPEEDS, "GPUs")
     tf32: bool | None = compared(None, "a part of the difference in loss may be rounding", "TF32")
     deterministic: bool | None = compared(None, ROUNDING)
     git: Git | None = compared(None, CODE, "commit")

@@ -14,6 +14,14 @@ from .json_file import JsonRecord, from_json
 
 FILE = "study.yaml"
 SUMMARY = "summary.csv"  # of a report
+# What `match` makes equal among arms. Parameters exclude token and position tables and the head. Otherwise most of a
+# small model's feed-forward would make up for the untied embeddings.
+MATCHED = {
+    "params": "parameters without embeddings",
+    "active": "active parameters without embeddings",
+    "flops": "FLOPs per token",
+}
+MOST_RESIDUAL = 0.005  # of matching that is not reported, relative
 Pair = tuple[str, str]  # an arm and the one that it is compared with
 
 
@@ -78,7 +86,7 @@ class Arm:
 class Study:
     """A set of arms. baseline: the name of the arm that all others are compared with.
 
-    design: ladder, leave_one_out, ...; "comparison" for runs that were grouped afterwards. match: params, flops or
+    design: ladder, leave_one_out, ...; "comparison" for runs that were grouped afterwards. match: of MATCHED, or
     none; "" if unknown. notes: caveats, as sentences. margin: the largest change of the loss that does not matter, in
     the unit in which arms are judged; None if not given. looks: reports that were written on fewer seeds. title: of the
     report; default: see `heading`. lead: the title of the section that its report begins with; default: that of the

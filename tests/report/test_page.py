@@ -634,7 +634,7 @@ def test_a_reader_s_dark_setting_gives_dark_paper(opened: Open) -> None:
 def test_the_conditions_are_one_line_and_only_arms_that_were_matched_are_said_to_be(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"a": 0.0, "b": 0.1}, facts={"b": {"choices": {"size": "nano"}}})
     size, batches = "nano · 1.84 M parameters · 1.6 M tokens", "batches of 16 \u00d7 256"
-    said = f"seeds 1, 2, 3 · matched in parameters · {size} · {batches} · cpu"
+    said = f"seeds 1, 2, 3 · matched in parameters without embeddings · {size} · {batches} · cpu"
     assert conditions(analyse(study, tmp_path)) == said
     arms = tuple(replace(arm, residual=None) for arm in study.arms)
     text = body(analyse(replace(study, arms=arms), tmp_path), tmp_path)

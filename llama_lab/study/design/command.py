@@ -12,12 +12,11 @@ from llama_lab.config.composing import without
 from llama_lab.config.grammar import format_value, override_key
 from llama_lab.config.schema import KEYS, PRICED, belongs, check_kinds, default_settings, is_kind
 from llama_lab.runs.folder import arm_name
-from llama_lab.runs.study import Arm
+from llama_lab.runs.study import MATCHED, Arm
 from llama_lab.training.prepare import check_complete, folder_name
 from llama_lab.util.errors import ConfigError
 
 from .designs import Design
-from .matching import MATCHED
 
 # The keys of every study; all others are its design's. UNNAMED ones do not become part of the study's name.
 COMMON = (

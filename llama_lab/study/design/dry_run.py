@@ -17,10 +17,10 @@ from llama_lab.config.components import build_model
 from llama_lab.devices.performance import synchronize
 from llama_lab.estimate.estimate import check_mfu, find_device
 from llama_lab.model.recompute import recomputed_flops
+from llama_lab.runs.study import MATCHED, MOST_RESIDUAL
 from llama_lab.training.assemble import build_module
 from llama_lab.util.formatting import break_name, count, duration, number, short, three_digits
 
-from .matching import AIM, IN_WORDS
 from .plan import Plan, PlannedArm, meta_model
 
 TIMED_STEPS = 3
@@ -92,7 +92,7 @@ def print_plan(plan: Plan, speed: TrainingSpeed | None) -> None:
             cells.append(three_digits(seconds / 3600) if speed and speed.priced else duration(seconds))
         table.add_row(*cells)
     console.print(table)
-    matched = IN_WORDS.get(plan.study.match)
+    matched = MATCHED.get(plan.study.match)
     widths = f"widths match {matched}" if matched else "textbook widths, nothing is matched (match=none)"
     lines = [f"{widths}; KV bytes are for 16 bits; FLOPs are those of a forward pass"]
     if speed and per_run:
@@ -100,9 +100,9 @@ def print_plan(plan: Plan, speed: TrainingSpeed | None) -> None:
         if total > DAY * speed.devices:
             lines.append(f"That is more than a day. {largest_in_a_day(plan, per_run, total, speed.devices)}")
     lines += [*power(plan), *plan.study.notes]
-    if far := [arm for arm in plan.study.arms if abs(arm.residual or 0) > AIM]:
+    if far := [arm for arm in plan.study.arms if abs(arm.residual or 0) > MOST_RESIDUAL]:
         named = ", ".join(f"{arm.name} {arm.residual:+.2%}" for arm in far)
-        lines.append(f"Widths are whole numbers, so {matched} are not equal to {AIM:.1%}: {named}.")
+        lines.append(f"Widths are whole numbers, so {matched} are not equal to {MOST_RESIDUAL:.1%}: {named}.")
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
 

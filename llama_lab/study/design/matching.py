@@ -4,21 +4,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from llama_lab.model import Cost
+from llama_lab.runs.study import MOST_RESIDUAL
 from llama_lab.util.errors import ConfigError
 
-# Parameters exclude token and position tables and the head. Otherwise most of a small model's feed-forward would make
-# up for the untied embeddings.
-MATCHED: dict[str, Callable[[Cost], float]] = {
+MEASURES: dict[str, Callable[[Cost], float]] = {
     "params": lambda cost: cost.params_non_embedding,
     "active": lambda cost: cost.params_active_non_embedding,
     "flops": lambda cost: cost.flops_per_token,
 }
-IN_WORDS = {
-    "params": "parameters without embeddings",
-    "active": "active parameters without embeddings",
-    "flops": "FLOPs per token",
-}
-AIM = 0.005  # residuals up to this are not reported
 MULTIPLES = (8, 4, 2, 1)  # of the width: matrix units are faster with larger ones, and only tiny models need less
 
 
@@ -36,7 +29,7 @@ def match_width(cost_at: Callable[[int], Cost], textbook: int, match: str, refer
     cost_at: the arm's cost at a width, in which the matched quantity is linear. textbook: the arm's width without
     matching. match: "params", "active" or "flops". Raises ConfigError if no width can match.
     """
-    measure = MATCHED[match]
+    measure = MEASURES[match]
     target = measure(reference)
     at_textbook = measure(cost_at(textbook))
     per_unit = measure(cost_at(textbook + 1)) - at_textbook
@@ -52,6 +45,6 @@ def match_width(cost_at: Callable[[int], Cost], textbook: int, match: str, refer
         width = max(multiple, multiple * round(exact / multiple))
         cost = cost_at(width)
         residual = measure(cost) / target - 1
-        if abs(residual) <= AIM:
+        if abs(residual) <= MOST_RESIDUAL:
             break
     return Matched(width, cost, residual)

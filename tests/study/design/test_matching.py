@@ -9,7 +9,8 @@ from omegaconf import DictConfig
 
 from llama_lab.config.components import build_model
 from llama_lab.model import Cost, measure_cost
-from llama_lab.study.design.matching import AIM, MATCHED, match_width
+from llama_lab.runs.study import MOST_RESIDUAL
+from llama_lab.study.design.matching import MEASURES, match_width
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, options
 
@@ -46,7 +47,7 @@ def cost(recipe: str, size: str, width: int | None = None) -> Cost:
 )
 @pytest.mark.slow
 def test_pairs_of_recipes_are_matched_to_their_residual(size: str, match: str, pairs: list[tuple[str, str]]) -> None:
-    measure = MATCHED[match]
+    measure = MEASURES[match]
     for base, arm in pairs:
         reference = cost(base, size)
         textbook = config(arm, size).model.hidden_dim
@@ -54,13 +55,13 @@ def test_pairs_of_recipes_are_matched_to_their_residual(size: str, match: str, p
         assert matched.cost == cost(arm, size, matched.width)
         assert matched.residual == measure(matched.cost) / measure(reference) - 1
         if reference.params >= 10e6:
-            assert abs(matched.residual) <= AIM
+            assert abs(matched.residual) <= MOST_RESIDUAL
             assert matched.width % 8 == 0, "only tiny models need odd widths"
 
 
 @pytest.mark.parametrize("match", ["params", "flops"])
 def test_no_other_width_of_that_kind_comes_nearer(match: str) -> None:
-    reference, measure = cost("vanilla", "nano"), MATCHED[match]
+    reference, measure = cost("vanilla", "nano"), MEASURES[match]
     matched = match_width(functools.partial(cost, "llama2", "nano"), 344, match, reference)
     for width in (matched.width - 8, matched.width + 8):
         assert abs(measure(cost("llama2", "nano", width)) / measure(reference) - 1) > abs(matched.residual)

@@ -70,7 +70,7 @@ class LocalGPUs(QueueLauncher):
     def share_cores(self, threads: int) -> None:
         """Give each run so many threads of a CPU from now on, unless the user has set the number of slots."""
         self.options = {"threads": threads}
-        self.__dict__.pop("engine", None)  # a study has asked it for its site
+        del self.engine  # a study has asked it for its site; the next one has other slots
 
 
 class Slurm(QueueLauncher):

@@ -15,7 +15,7 @@ class Site:
 
     launcher: the option of `hydra/launcher`. accelerators: those that runs may ask for, the one for `auto` first. gpus:
     of each run, if the launcher assigns them. elsewhere: whether runs may train on other machines than this one.
-    several_nodes: whether a run may span several.
+    several_nodes: whether a run may span several. slots: how many runs train at a time; None if a cluster decides.
     """
 
     launcher: str
@@ -23,6 +23,7 @@ class Site:
     gpus: int | None = None
     elsewhere: bool = False
     several_nodes: bool = True
+    slots: int | None = None
 
     def hardware(self, trainer: DictConfig, micro_batches: int) -> Hardware:
         """The hardware of a run with the group `trainer`; see `choose_hardware`. Raises ConfigError."""

@@ -112,11 +112,10 @@ class QueuedRun:
 class Engine(Protocol):
     """Starts runs. Its constructor raises ConfigError for settings that cannot work.
 
-    site: the machines on which runs train. max_parallel: how many train at a time; None if a cluster decides.
+    site: the machines on which runs train.
     """
 
     site: Site
-    max_parallel: int | None = None
 
     def open(self) -> str:
         """Acquire what the runs need; return where they train, such as `2 slots: cpu 1, cpu 2`. Raises ConfigError."""

@@ -91,7 +91,7 @@ class Queue:
                 self._engine.close(self._running)
         if self._worked:
             ended = ", ".join(f"{count} {status}" for status, count in self._ended.items())
-            seconds, slots = time.monotonic() - start, self._engine.max_parallel
+            seconds, slots = time.monotonic() - start, self._engine.site.slots
             share = "" if slots is None else f"; its slots were at work {self._worked / slots / seconds:.1%} of that"
             self._display.print_line(f"{ended}, in {duration(seconds)}{share}")
         return [self._returns[index] for index in range(count)]
@@ -173,10 +173,9 @@ class Queue:
         rows = [(str(queued.place), queued.run, progress) for queued, progress in working]
         # What finished runs took beside training, those that train will take too.
         share = max(1.0, sum(self._durations) / self._trained) if self._trained else 1.0
-        training = [(queued.seconds, progress.seconds_left) for queued, progress in working]
-        times = [(since, None if left is None else share * left) for since, left in training]
+        times = [(queued.seconds, now.seconds_left and share * now.seconds_left) for queued, now in working]
         waiting = len(self._overrides) - len(self._returns) - len(rows)
-        slots = self._engine.max_parallel or max(1, len(rows))
+        slots = self._engine.site.slots or max(1, len(rows))
         left = queue_seconds_left(self._durations, times, waiting + self._after, slots)
         counts = {"ended before": self._before, **self._ended, "running": len(rows), "waiting": waiting}
         self._display.show(rows, {**counts, "to follow": self._after}, left)

@@ -93,8 +93,7 @@ class LocalEngine(Engine):
         gpus = visible_gpus(os.environ, torch.cuda.device_count())
         self._slots = make_slots(settings, accelerator, gpus, usable_cores(), threads)
         self._processes: dict[QueuedRun, RunProcess] = {}
-        self.site = Site("local_gpus", (accelerator,), gpus=settings.gpus_per_run)
-        self.max_parallel = len(self._slots)
+        self.site = Site("local_gpus", (accelerator,), gpus=settings.gpus_per_run, slots=len(self._slots))
 
     def open(self) -> str:
         """The slots; nothing needs to be acquired."""

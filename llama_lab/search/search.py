@@ -22,10 +22,11 @@ from optuna.trial import Trial, TrialState
 from llama_lab.config.grammar import override_key, to_override, typed_flags
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.config.schema import CHANGEABLE, KEYS, WORDS, belongs, declared_kinds, is_kind
+from llama_lab.devices.site import Site
 from llama_lab.launching.launch import LAUNCHING, composed_run
 from llama_lab.runs.folder import RunFolder, arm_name, check_no_file, locked
 from llama_lab.runs.stored import COLUMNS, Status, Summary
-from llama_lab.training.prepare import check_devices, folder_name
+from llama_lab.training.prepare import OWN_PROCESSES, check_devices, folder_name
 from llama_lab.training.warm_start import check_start
 from llama_lab.util.errors import INTERRUPTED, ConfigError, FinishedRunError, RunFailedError, first_line, suggestion
 from llama_lab.util.files import discard, report_disk_errors
@@ -120,6 +121,8 @@ class Search:
 
     def __post_init__(self) -> None:
         cfg, hydra = self.cfg, self.cfg.hydra
+        is_ours = hydra.runtime.choices["hydra/launcher"] in OWN_PROCESSES
+        self.site: Site | None = self.launcher.site if is_ours else None
         self.n_trials, self.n_jobs = self._wanted_trials(), self._batch_size()
         definition = [one for one in self.fixed if not belongs(override_key(one), ("name", *CHANGEABLE))]
         definition += [one.argument for one in self.space]
@@ -160,12 +163,12 @@ class Search:
         """The number of trials that are started together. Raises ConfigError if neither user nor launcher knows it."""
         if self.settings.n_jobs is not None:
             return self.settings.n_jobs
-        if not hasattr(self.launcher, "engine"):
+        if self.site is None:
             return 1
-        if self.launcher.engine.max_parallel is None:
-            launcher = self.cfg.hydra.runtime.choices["hydra/launcher"]
-            raise setting_error("n_jobs", None, f"hydra/launcher={launcher} has no slots to fill; say how many trials")
-        return int(self.launcher.engine.max_parallel)
+        if self.site.slots is None:
+            problem = f"hydra/launcher={self.site.launcher} has no slots to fill; say how many trials"
+            raise setting_error("n_jobs", None, problem)
+        return self.site.slots
 
     def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
         """The sampler of a trial, which proposes the same whether the search was stopped before or not."""
@@ -193,11 +196,8 @@ class Search:
         if not planned:
             return
         with pruning(planned):
-            if hasattr(self.launcher, "launch_runs"):  # of our launchers
-                results = self.launcher.launch_runs([one.run for one in planned])
-            else:
-                overrides = [one.run.overrides for one in planned]
-                results = self.launcher.launch(overrides, initial_job_idx=planned[0].trial.number)
+            overrides = [one.run.overrides for one in planned]
+            results = self.launcher.launch(overrides, initial_job_idx=planned[0].trial.number)
         for one, result in zip(planned, results, strict=True):
             self._collect(one, result)
 
@@ -205,7 +205,7 @@ class Search:
         """The trial with its run; None if that is known to be done, pruned or refused, which Optuna is told."""
         drawn = [one.override(trial._suggest(one.key, one.distribution)) for one in self.space]
         try:
-            run = composed_run(self.loader, self.cfg, [*self.fixed, *drawn], getattr(self.launcher, "site", None))
+            run = composed_run(self.loader, self.cfg, [*self.fixed, *drawn], self.site)
             self._clear(run.folder)
             known = len(self.study.trials[trial.number].intermediate_values)
             planned = Planned(trial, run, self.settings.metric, known)

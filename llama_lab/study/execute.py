@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
@@ -27,6 +27,7 @@ from llama_lab.study.design.dry_run import print_plan, speed_of
 from llama_lab.study.design.plan import MEASURED_STEPS, Plan, PlannedRun, plan_study
 from llama_lab.study.design.threads import threads_per_run
 from llama_lab.study.design.tuning import resolve_rates
+from llama_lab.training.prepare import OWN_PROCESSES
 from llama_lab.util.errors import FAILED, ConfigError, RunFailedError
 from llama_lab.util.files import discard
 from llama_lab.util.formatting import count
@@ -47,17 +48,18 @@ def execute(
     """
     _, defaults = Composer(context.config_loader, ()).compose()
     command = read_command(cfg.copy(), arguments, defaults["arch"])
-    launcher = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=cfg)
-    site: Site | None = getattr(launcher, "site", None) if cfg.device is None else None  # of our launchers
+    launcher: Any = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=cfg)
+    option = command.launcher
+    site = launcher.site if option in OWN_PROCESSES and cfg.device is None else None
     if cfg.device is not None:  # priced as if Slurm gave a run any number of these devices
         command, site = replace(command, launcher="slurm"), Site("slurm", ("gpu",), elsewhere=True)
     plan = plan_study(command, Composer(context.config_loader, command.shared), site)
     print_plan(plan, speed_of(plan, cfg) if cfg.study.dry_run else None)
     if cfg.study.dry_run:
-        if hasattr(launcher, "print_scripts"):  # of our launcher on Slurm
+        if option == "slurm":
             launcher.print_scripts([run.run for run in plan.tuning or plan.runs])
         return
-    if hasattr(launcher, "share_cores") and (threads := threads_per_run(plan)):  # of our launcher on this machine
+    if option == "local_gpus" and (threads := threads_per_run(plan)):
         launcher.share_cores(threads)
     with locked(plan.folder):
         plan, results = train_all(plan, launcher, cfg.study.overwrite, cfg.study.measure_speed)
@@ -76,7 +78,7 @@ def execute(
 
 
 def train_all(
-    plan: Plan, launcher: Launcher, overwrite: bool, measures: bool
+    plan: Plan, launcher: Any, overwrite: bool, measures: bool
 ) -> tuple[Plan, list[tuple[PlannedRun, JobReturn]]]:
     """Train the missing runs, tuning runs first. Returns the plan with all tuning runs, and the results.
 
@@ -93,7 +95,7 @@ def train_all(
         waiting = prepare(plan, judged, status, overwrite, tried={run.member.folder for run, _ in results})
         if not waiting:
             return plan, results
-        if hasattr(launcher, "launch_runs"):  # of our launchers
+        if plan.command.launcher in OWN_PROCESSES:
             known = [run for run in (*plan.tuning, *judged) if run not in waiting]
             before = sum(status(run) in ("done", "diverged", "failed") for run in known)
             measuring = measures * sum(MEASURED_STEPS / arm.draft.steps for arm in plan.arms)  # in runs
@@ -104,7 +106,7 @@ def train_all(
         results += zip(waiting, returned, strict=True)
 
 
-def measure(plan: Plan, launcher: Launcher) -> None:
+def measure(plan: Plan, launcher: Any) -> None:
     """Measure the arms' speeds through the launcher, unless that was done since the last run; print a failure."""
     measured = measured_speed(plan.folder)
     statuses = {arm.arm.name: [run.run.folder.status for run in arm.runs] for arm in plan.arms}

@@ -462,6 +462,7 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
         "study=learning_rate study.learning_rates=1e-3": "study.learning_rates=0.001: must be a list",
         "study=recipes arch=gpt2": "arch=gpt2: a study's recipes are study.base and study.target, or study.recip",
         "study=recipes study.recipes=[gpt2,llama2] model.dim=48 model.n_heads=3": r"model.n_kv_heads=2: .*llama2\)",
+        "study=recipes study.recipes=[gpt2,llama2] match=active": "match=active: no arm has experts, so all parameters",
         "study=recipes study.recipes=[gpt2,llama2,llama3] position=rope": "study: arms llama2 and llama3 have the same",
         "study=options study.axis=ffn study.options=[relu,gelu] pattern=global_every_2nd": "pattern=.*: changes noth",
         "study=ladder trainer=cpu trainer.devices=2": "trainer.devices=2: hydra/launcher=basic trains on one",

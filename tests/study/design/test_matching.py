@@ -55,16 +55,17 @@ def test_pairs_of_recipes_are_matched_to_their_residual(size: str, match: str, p
         assert matched.cost == cost(arm, size, matched.width)
         assert matched.residual == measure(matched.cost) / measure(reference) - 1
         if reference.params >= 10e6:
-            assert abs(matched.residual) <= MOST_RESIDUAL
-            assert matched.width % 8 == 0, "only tiny models need odd widths"
+            has_experts = matched.cost.params_active < matched.cost.params  # many of them share a unit of width
+            assert has_experts or abs(matched.residual) <= MOST_RESIDUAL
+            assert has_experts or matched.width % 8 == 0, "only tiny models need odd widths"
 
 
-@pytest.mark.parametrize("match", ["params", "flops"])
-def test_no_other_width_of_that_kind_comes_nearer(match: str) -> None:
+@pytest.mark.parametrize(("match", "arm"), [("params", "llama2"), ("flops", "llama2"), ("active", "mixtral")])
+def test_no_other_width_of_that_kind_comes_nearer(match: str, arm: str) -> None:
     reference, measure = cost("vanilla", "nano"), MEASURES[match]
-    matched = match_width(functools.partial(cost, "llama2", "nano"), 344, match, reference)
+    matched = match_width(functools.partial(cost, arm, "nano"), 344, match, reference)
     for width in (matched.width - 8, matched.width + 8):
-        assert abs(measure(cost("llama2", "nano", width)) / measure(reference) - 1) > abs(matched.residual)
+        assert abs(measure(cost(arm, "nano", width)) / measure(reference) - 1) > abs(matched.residual)
 
 
 def test_a_recipe_matched_to_itself_keeps_its_width() -> None:

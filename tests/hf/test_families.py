@@ -121,6 +121,17 @@ def test_a_file_with_all_experts_in_one_tensor_is_read_as_one_with_a_tensor_for_
     assert not [key for key in found if not torch.equal(found[key], expected[key])]
 
 
+def test_an_export_in_16_bits_is_checked_with_the_bias_of_the_choice_that_was_written(tmp_path: Path) -> None:
+    theirs = their_model("deepseek_v3, experts")
+    for name, buffer in theirs.named_buffers():
+        if name.endswith("correction_bias"):
+            buffer += 100  # of which bfloat16 keeps no fractions
+    theirs.save_pretrained(tmp_path / "saved")
+    import_model(str(tmp_path / "saved"), tmp_path / "imported")
+    said = export_model(tmp_path / "imported", tmp_path / "theirs", torch.bfloat16)
+    assert said.endswith("loads it, with the same logits")
+
+
 def test_the_context_of_longrope_ends_where_its_long_factors_begin(tmp_path: Path) -> None:
     their_model("phi3, longrope, whose context is longer").save_pretrained(tmp_path / "theirs")
     found = import_model(str(tmp_path / "theirs"), tmp_path / "imported")

@@ -45,7 +45,7 @@ DROPPED, TRAIN, VAL, UNREAD = 0, 1, 2, 3
 _DIGEST_BYTES = 16
 _BATCH_CHARS = 1 << 20  # of text encoded at once, on all cores; some 50 MB of encodings
 _BYTES_PER_TOKEN = 8  # more than in most texts
-_STREAMS = {TRAIN: "train.bin", VAL: "val.bin"}
+STREAMS = {TRAIN: "train.bin", VAL: "val.bin"}
 VAL_HALVES = "val_halves.bin"  # the index in HALVES of each predicted token of val.bin, one byte
 
 
@@ -250,7 +250,7 @@ def _write_streams(
     def write(positions: Positions, *splits: int) -> None:
         """Write `[eot] document [eot] document [eot]` for each split: every token but the first is predicted."""
         with ExitStack() as stack:
-            files = {split: stack.enter_context((folder / _STREAMS[split]).open("wb")) for split in splits}
+            files = {split: stack.enter_context((folder / STREAMS[split]).open("wb")) for split in splits}
             for file in files.values():
                 file.write(eot)
             for batch in _batches(survey.read(positions, "tokenising")):
@@ -271,7 +271,7 @@ def _write_streams(
     if fitting < len(candidates):
         written = np.sort(candidates)
         kept = np.concatenate([[True], np.repeat(splits[written] == VAL, tokens[written])])
-        np.fromfile(folder / _STREAMS[VAL], dtype)[kept].tofile(folder / _STREAMS[VAL])
+        np.fromfile(folder / STREAMS[VAL], dtype)[kept].tofile(folder / STREAMS[VAL])
     return replace(survey, splits=splits), tokens
 
 

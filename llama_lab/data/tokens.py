@@ -9,7 +9,7 @@ import numpy as np
 
 from llama_lab.util.errors import ConfigError, require_positive
 
-from .build import VAL_HALVES, build
+from .build import STREAMS, TRAIN, VAL, VAL_HALVES, build
 from .dataset import HALVES, Dataset, Tokens, Validation
 from .folders import FORMAT_VERSION, FolderIndex, TokenStream, json_hash, open_or_build, read_index
 from .source import ReportProgress, Source
@@ -106,12 +106,12 @@ class TokenDataset(TextDataset):
     @cached_property
     def train(self) -> TokenStream:
         """The training split's tokens, `(index.train.tokens + 1,)`."""
-        return TokenStream(self.folder, "train.bin", self.index)
+        return TokenStream(self.folder, STREAMS[TRAIN], self.index)
 
     @cached_property
     def val(self) -> Tokens:
         """The validation split's tokens, `(index.val.tokens + 1,)`."""
-        val = TokenStream(self.folder, "val.bin", self.index)[:]
+        val = TokenStream(self.folder, STREAMS[VAL], self.index)[:]
         if self.half is None:
             return val
         is_in_half = np.fromfile(self.folder / VAL_HALVES, np.uint8) == HALVES.index(self.half)

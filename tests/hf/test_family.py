@@ -116,6 +116,13 @@ def test_a_switch_that_llama_does_not_have_stands_in_the_way(override: str) -> N
     assert LLAMA.obstacles(settings_of("arch=llama2", override)) == OBSTACLES[override]
 
 
+def test_how_fast_the_bias_of_the_choice_moved_is_of_training_but_not_whether_there_is_one() -> None:
+    family = next(family for family in FAMILIES if family.model_type == "deepseek_v3")
+    assert family.obstacles(settings_of("arch=deepseek_v3", "model.ffn.balance_bias=0.01")) == []
+    (obstacle,) = family.obstacles(settings_of("arch=deepseek_v3", "model.ffn.balance_bias=null"))
+    assert obstacle.startswith("ffn.balance_bias=")
+
+
 DEFAULT = {"rope_type": "default"}
 YARN = {"rope_type": "yarn", "factor": 4.0}
 LONGROPE = {"short_factor": [1.0], "long_factor": [1.0]}

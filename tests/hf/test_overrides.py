@@ -38,6 +38,7 @@ EXPECTED = {
     "nemotron, a fraction that is rounded": ["model.position.fraction=0.375"],
     "mixtral": ["ffn=moe", "model.ffn.n_experts=4"],
     "olmoe": ["ffn=moe_olmoe", "attention=mha_qk_norm"],
+    "olmoe, normalised": ["ffn=moe", "expert=geglu", "model.ffn.n_experts=6"],
     "deepseek_v3, experts": ["ffn=moe_deepseek_v3", "model.ffn.n_groups=4"],
     "gpt_oss": ["ffn=moe_gpt_oss", "attention=gqa_gpt_oss", "model.position.scaling.truncate=false"],
     "gpt_oss, plain": ["ffn=moe_gpt_oss", "model.attention.sinks=true"],
@@ -61,7 +62,7 @@ def test_every_activation_has_overrides(activation: str, family: Family) -> None
 
 
 QUICK = {"gpt2", "gemma2", "gemma3, scaled", "deepseek_v2, yarn", "granite_swa", "ministral3"}
-QUICK |= {"deepseek_v3, experts", "gpt_oss, plain"}
+QUICK |= {"olmoe, normalised", "deepseek_v3, experts", "gpt_oss, plain"}
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron": ("nemotron", WIDE_HEADS | HALF),
     "mixtral": ("mixtral", LLAMA | SLIDES | {"num_local_experts": 4}),
     "olmoe": ("olmoe", LLAMA | SPARSE),
-    "olmoe, normalised": ("olmoe", ALL_HEADS | SPARSE | {"norm_topk_prob": True}),
+    "olmoe, normalised": ("olmoe", ALL_HEADS | SPARSE | {"norm_topk_prob": True, "hidden_act": "gelu"}),
     "qwen3_moe": ("qwen3_moe", WIDE_HEADS | SPARSE | SMALL),
     "qwen3_moe, some experts": ("qwen3_moe", WIDE_HEADS | SPARSE | SMALL | FIVE | SOME_EXPERTS),
     "deepseek_v3, experts": ("deepseek_v3", LATENT | FEW_DENSE | SMALL),

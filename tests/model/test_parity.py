@@ -276,7 +276,7 @@ FAMILIES = {
         "olmoe, normalised",
         "arch=olmoe model.ffn.n_experts=6 model.ffn.top_k=3",
         "model.ffn.top_k=2 model.ffn.normalise=true block=reordered",
-        norm_topk_prob=False,
+        **{"norm_topk_prob": False, "hidden_act": "silu"},
     ),
     "qwen3_moe": recipe(
         "qwen3_moe",

@@ -80,11 +80,11 @@ def expert(own: str, *, _root_: DictConfig) -> DictConfig:
 
 def expert_width(own: str, top_k: int, n_shared: int, *, _root_: DictConfig) -> int:
     """The width of experts of which a token uses so many, so that together they are as wide as one of the option."""
-    used = top_k + n_shared
-    if not isinstance(used, int) or used < 1:
-        raise ConfigError(f"model.ffn.top_k={top_k}: must be a positive whole number")
+    require_positive("model.ffn.top_k", top_k, or_null=False)
+    if type(n_shared) is not int or n_shared < 0:
+        raise ConfigError(f"model.ffn.n_shared={n_shared}: must be a whole number of at least 0")
     width: int = resolved({"width": expert_option(own, _root_)["hidden_dim"]}, _root_.model)["width"]
-    return max(8, 8 * round(width / used / 8))
+    return max(8, 8 * round(width / (top_k + n_shared) / 8))
 
 
 def first(n: int, n_layers: int) -> str:

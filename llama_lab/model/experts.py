@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.autograd.function import once_differentiable
 
 from .auxiliary import add_metric, add_term, is_collecting, sum_over_ranks
-from .init import StackedLinear
+from .init import StackedLinear, check_positive
 from .mixer import call
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid}
@@ -118,6 +118,14 @@ class MixtureOfExperts(nn.Module):
         for name, value, known in (("scores", scores, [*SCORES]), ("scope", scope, [*SCOPES])):
             if value not in known:
                 raise ValueError(f"ffn.{name}={value}: unknown; choose {' or '.join(known)}")
+        for name, size in (("scale", scale), ("balance_bias", balance_bias)):
+            if size is not None:
+                check_positive(f"ffn.{name}", size)
+        for name, weight in (("balance_loss", balance_loss), ("z_loss", z_loss)):
+            if weight is not None and weight < 0:
+                raise ValueError(f"ffn.{name}={weight}: must be at least 0, or null for none")
+        if not isinstance(n_shared, int) or n_shared < 0:
+            raise ValueError(f"ffn.n_shared={n_shared}: must be a whole number of at least 0")
         if scope != "sequence" and balance_loss is None:
             raise ValueError(f"ffn.scope={scope}: is of the balancing loss; set ffn.balance_loss, or leave it out")
         if shared_gate and not n_shared:
@@ -246,6 +254,8 @@ def check_routing(n_experts: int, top_k: int, normalise: bool, n_groups: int | N
         raise ValueError(f"ffn.n_groups={n_groups}: needs ffn.top_groups, and that needs this; set both, or neither")
     if n_groups is None or top_groups is None:
         return
+    if not (isinstance(n_groups, int) and isinstance(top_groups, int)):
+        raise ValueError(f"ffn.n_groups={n_groups}: must be a whole number, as ffn.top_groups={top_groups}, or null")
     if n_groups < 1 or n_experts % n_groups:
         raise ValueError(f"ffn.n_groups={n_groups}: does not divide ffn.n_experts={n_experts}; choose a divisor")
     if not 1 <= top_groups <= n_groups or top_groups * n_experts // n_groups < top_k:

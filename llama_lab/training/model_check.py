@@ -75,11 +75,13 @@ def optimizer_bytes(model: Decoder, optim: DictConfig) -> int:
 
 
 def allocate(model: nn.Module) -> None:
-    """Move a meta model's parameters to the CPU, without values. Unlike `to_empty`, this keeps ties."""
+    """Move a meta model's parameters and buffers to the CPU, without values. Unlike `to_empty`, this keeps ties."""
     twins = {p: nn.Parameter(torch.empty_like(p, device="cpu")) for p in model.parameters()}
     for module in model.modules():
         for name, p in list(module.named_parameters(recurse=False)):
             setattr(module, name, twins[p])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, torch.empty_like(buffer, device="cpu"))
 
 
 def check_components(cfg: DictConfig, hardware: Hardware) -> None:

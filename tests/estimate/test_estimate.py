@@ -109,6 +109,7 @@ def test_activations_of_fake_tensors_are_those_that_pytorch_allocates_for_real_o
         ("arch=gpt2", "model.dropout=0.1"),
         ("position=relative",),
         ("position=shaw", "model.position.values=false"),
+        ("ffn=moe_deepseek_v3", "model.ffn.n_experts=16"),
     ],
 )
 def test_so_are_those_that_remain_when_parts_are_recomputed(overrides: tuple[str, ...], parts: str) -> None:

@@ -249,6 +249,8 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
     for key, value in flatten(OmegaConf.to_container(cfg, resolve=True)).items():
         if any(default is None and key.startswith(f"{parent}.") for parent, default in defaults.items()):
             continue  # part of a component that replaces null
+        if key not in written:
+            continue  # part of a component that is read from another option, such as an expert
         if key.startswith("pattern."):
             continue  # rules of any names, which their resolver checks
         if any(default.startswith(f"{key}.") for default in defaults):
@@ -257,7 +259,7 @@ def check_kinds(cfg: DictConfig, defaults: dict[str, Any]) -> None:
             raise ConfigError(f"{key}={value}: nothing reads this key; leave it out, or see them all with `--cfg job`")
         if isinstance(value, int) and abs(value) >= 2**63:
             raise ConfigError(f"{key}={value}: does not fit into 64 bits; make it smaller")
-        if str(written.get(key, "${")).startswith("${"):
+        if str(written[key]).startswith("${"):
             continue  # the key that it refers to is checked
         kinds = kinds_of(key, value, defaults[key], cfg)
         if kinds and not any(is_kind(value, kind) for kind in kinds):

@@ -65,3 +65,9 @@ def test_nine_files_lie_between_a_command_and_the_module_that_it_chooses(command
     checking = {name for name in files if name.startswith("config/") or name == "training/prepare.py"}
     between = checking | {name for name in files if str(package / name) in calling}
     assert len(between - {"cli.py", "model/attention.py"}) <= 9, sorted(between)
+
+
+def test_an_expert_has_keys_that_the_default_expert_lacks(command: Command) -> None:
+    ran = command("size=pico", "ffn=moe", "expert=gelu_tanh", "draw=one.svg")
+    assert ran.err == ""
+    assert (ran.cwd / "one.svg").exists()

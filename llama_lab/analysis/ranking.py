@@ -31,7 +31,7 @@ def rankings(result: Result) -> tuple[Ranking, ...]:
     if result.study.compare != "all":
         return ()
     names, speeds = [arm.name for arm in result.arms], result.speed.arms if result.speed else {}
-    looped = {record.arm for record in result.started if record.environment.experts_kernel == "loop"}
+    looped = {record.arm for record in result.started if "loop" in record.environment.experts_kernel}
     memory = {name: found.costs[MEMORY] for name, found in speeds.items() if found.memory}
     caches = {arm.name: arm.costs[CACHE] for arm in result.arms if CACHE in arm.costs}
     return (

@@ -37,7 +37,7 @@ from llama_lab.devices.performance import Device, device_memory, named, options
 from llama_lab.model import Cost
 from llama_lab.model.cost import count
 from llama_lab.model.recompute import PARTS, recomputed_flops
-from llama_lab.training.run import budget_steps, check_ema, check_numbers
+from llama_lab.training.run import budget_steps, check_numbers, check_small_updates
 from llama_lab.util.errors import ConfigError, first_line, suggestion
 
 from .activations import Footprint
@@ -239,7 +239,7 @@ def estimate_training(cfg: DictConfig) -> Estimate:
     precision = choose_precision(cfg.trainer.precision, accelerator, has_bf16=True)
     if accelerator == "gpu" and not precision.startswith("bf16"):
         raise ConfigError(f"trainer.precision={precision}: only peaks of bf16 are known; choose auto or bf16-true")
-    check_ema(cfg.train.ema, precision)
+    check_small_updates(cfg, precision)
     setup = asked_setup(cfg)
     vocab_size, vocabulary = expected_vocabulary(cfg)
     steps = budget_steps(cfg, setup.batch_size)

@@ -34,7 +34,7 @@ def run_metadata(run: Run, dataset: Dataset, model: Decoder, cost: Cost, start: 
         sharded=run.hardware.sharded,
         precision=run.hardware.precision,
         attention_kernel="+".join(sorted({mixer.kernel for mixer in model.mixers})),
-        experts_kernel="+".join(sorted({str(getattr(ffn, "kernel", "")) for ffn in model.feedforwards} - {""})),
+        experts_kernel="+".join(sorted({str(getattr(ffn, "kernel", "none")) for ffn in model.feedforwards})),
         compiled=run.compiled,
         data_hash=dataset.index.data_hash,
         tokenizer_hash=dataset.index.tokenizer_hash,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from llama_lab.config.components import of_layers
 from llama_lab.data.data_module import micro_batches_per_step
 from llama_lab.devices.hardware import Hardware, choose_hardware
 from llama_lab.evaluation.lengths import check_multiples
@@ -86,7 +87,7 @@ def new_run(
     steps = budget_steps(cfg)
     micro_batches = cfg.train.batch_size // (cfg.train.micro_batch_size or 1)
     hardware = (choose or choose_hardware)(cfg.trainer, micro_batches)
-    check_ema(cfg.train.ema, hardware.precision)
+    check_small_updates(cfg, hardware.precision)
     micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)  # for its checks
     folder = RunFolder(Path(cfg.measure or cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if cfg.resume:
@@ -162,9 +163,11 @@ def check_numbers(cfg: DictConfig) -> None:
         raise ConfigError(f"init_kv_heads={heads}: unknown; choose {' | '.join(KV_HEADS)}, or null for mean")
 
 
-def check_ema(decay: float | None, precision: str) -> None:
-    """Raise ConfigError for an average of weights in 16 bits, where its small updates round to zero."""
-    if decay is not None and precision == "bf16-true":
-        raise ConfigError(
-            f"train.ema={decay}: an average in 16 bits stands still; set trainer.precision=bf16-mixed, or leave it out"
-        )
+def check_small_updates(cfg: DictConfig, precision: str) -> None:
+    """Raise ConfigError for what is updated in steps that 16 bits round to zero."""
+    steps = [("train.ema", cfg.train.ema)]
+    steps += [("model.ffn.balance_bias", ffn.get("balance_bias")) for ffn in of_layers(cfg.model, "ffn")]
+    for key, value in steps:
+        if value is not None and precision == "bf16-true":
+            problem = "its updates round to zero in 16 bits; set trainer.precision=bf16-mixed, or leave it out"
+            raise ConfigError(f"{key}={value}: {problem}")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -163,7 +164,7 @@ class MixtureOfExperts(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         """The router's `(B, T, E)`."""
-        with torch.autocast(x.device.type, enabled=False):
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             kind = torch.promote_types(x.dtype, torch.float32)
             bias = None if self.router.bias is None else self.router.bias.to(kind)
             return F.linear(x.to(kind), self.router.weight.to(kind), bias)

@@ -91,24 +91,20 @@ class Footprint:
     def _of_any_depth(self, measure: Callable[[int], int]) -> int:
         """`measure` at the config's depth, extrapolated from two shallow models, since every period needs the same."""
         layers: int = self.cfg.model.n_layers
-        first, period = self._repetition
-        shallow = first + 2 * period + (layers - first) % period
+        period = self._period
+        shallow = 2 * period + layers % period
         if layers <= shallow + period:
             return measure(layers)
-        few, more = measure(shallow), measure(shallow + period)
-        return few + (layers - shallow) // period * (more - few)
+        first, second = measure(shallow), measure(shallow + period)
+        return first + (layers - shallow) // period * (second - first)
 
     @cached_property
-    def _repetition(self) -> tuple[int, int]:
-        """How many layers come first, and after how many the others repeat, by the attributes of their modules.
-
-        One more than the first may differ, as a first layer does in most models.
-        """
+    def _period(self) -> int:
+        """Number of layers after which they repeat, by the attributes of their modules; the first may differ."""
         model = self.model
         parts = [(*model.position_at(i).modules(), *block.modules()) for i, block in enumerate(model.blocks)]
         kinds = [[traits(part) for part in own] for own in parts]
-        splits = ((total - p, p) for total in range(1, len(kinds) + 1) for p in range(total, 0, -1))
-        return next((first, p) for first, p in splits if kinds[first + 1 + p :] == kinds[first + 1 : -p])
+        return next(p for p in range(1, len(kinds) + 1) if kinds[1 + p :] == kinds[1:-p])
 
     def _activation_bytes(self, layers: int, sequences: int) -> int:
         """`activation_bytes` of the first `layers` layers."""

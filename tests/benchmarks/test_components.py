@@ -78,7 +78,7 @@ def test_written_out_attention_takes_at_least_the_bytes_of_its_scores_and_fused_
 def test_all_feedforwards_are_compared_and_have_equal_matrices() -> None:
     assert options()[0] == "relu"
     assert sorted(options()) == all_options("ffn")
-    for option in options():
+    for option in (option for option in options() if not option.startswith("moe")):
         layer = feedforward(option, 24)
         assert sum(p.numel() for p in layer.parameters() if p.ndim == 2) == 2 * 24 * 96, option
 

@@ -141,7 +141,6 @@ def test_one_more_block_that_is_recomputed_takes_its_input_alone() -> None:
         (9, ("position=shaw",)),
         (16, ("arch=gemma2", "train.recompute=attention")),
         (9, ("arch=gemma2", "train.recompute=block")),
-        (9, ("arch=deepseek_v3", "model.ffn.n_experts=16", "model.ffn.top_k=2")),
     ],
 )
 @pytest.mark.slow

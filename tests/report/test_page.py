@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playwright.sync_api import Browser, Locator, Page
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.result import Comparison, Reach, Result
@@ -64,7 +64,7 @@ class Opened:
 
     def settle(self) -> None:
         """Wait until all charts are drawn."""
-        self.page.wait_for_function("!document.querySelector('.plot[aria-busy=true]')")
+        expect(self.page.locator(".plot[aria-busy=true]")).to_have_count(0)
 
     def plot(self, title: str, expression: str) -> Any:
         """The value of a JavaScript expression over what a figure shows.

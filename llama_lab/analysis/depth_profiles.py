@@ -17,9 +17,13 @@ TITLES = {
     "activation_max": "largest activation",
     "entropy": "attention entropy, nats",
     "logit_max": "largest attention logit",
+    "load_entropy": "entropy of the experts' load, nats",
+    "load_max": "largest share of an expert",
+    "dead_experts": "dead experts",
+    "z": "squared log-partition of the router",
 }
 PARTS = {"block": "blocks", "attention": "attention", "ffn": "feed-forwards"}
-LINEAR = (TITLES["entropy"], TITLES["logit_max"])  # all others differ by orders of magnitude
+LINEAR = tuple(TITLES[kind] for kind in TITLES if kind not in OF_PARTS)  # the others differ by orders of magnitude
 
 
 def names(quantity: str) -> list[str]:

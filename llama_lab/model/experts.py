@@ -194,7 +194,7 @@ class MixtureOfExperts(nn.Module):
         if is_collecting():
             counts = self.rows.counts
             self._load = counts.clone() if self._load is None else self._load + counts
-        squared = logits.logsumexp(-1).square().mean()
+        squared = squared_partition(logits)
         if self.z_loss is None:
             add_metric("router_z", squared)
         else:
@@ -221,12 +221,15 @@ class MixtureOfExperts(nn.Module):
         assert self._load is not None
         load = sum_over_ranks(self._load)
         self._load = None
-        shares = load / load.sum()
-        add_metric("load_entropy", torch.special.entr(shares).sum())
-        add_metric("load_max", shares.max())
-        add_metric("dead_experts", (load == 0).sum().float())
+        for name, value in spread(load).items():
+            add_metric(name, value)
         if self.choice_bias is not None:
             self.choice_bias.add_((load.float().mean() - load).sign(), alpha=self.balance_bias)
+
+    def readings(self, x: Tensor) -> dict[str, Tensor]:
+        """Metrics of the last forward pass, of `x (B, T, dim)`, over the tokens of all ranks."""
+        z = squared_partition(self._logits(x))
+        return spread(sum_over_ranks(self.rows.counts.clone())) | {"z": z}
 
     def flops_per_token(self, seq_len: int) -> float:
         """Twice the weights that a token meets: router, chosen and shared experts."""
@@ -240,6 +243,21 @@ class MixtureOfExperts(nn.Module):
         """Every parameter and its name, with the share of it that one token uses."""
         of_experts = self.top_k / self.n_experts
         return ((n, of_experts if n.startswith("experts.") else 1.0, p) for n, p in self.named_parameters())
+
+
+def spread(load: Tensor) -> dict[str, Tensor]:
+    """How evenly tokens are spread over experts that so many `(E,)` chose: metrics by name."""
+    shares = load / load.sum()
+    return {
+        "load_entropy": torch.special.entr(shares).sum(),
+        "load_max": shares.max(),
+        "dead_experts": (load == 0).sum().float(),
+    }
+
+
+def squared_partition(logits: Tensor) -> Tensor:
+    """The mean squared log-partition of the router's `logits (B, T, E)`."""
+    return logits.logsumexp(-1).square().mean()
 
 
 def check_routing(n_experts: int, top_k: int, normalise: bool, n_groups: int | None, top_groups: int | None) -> None:

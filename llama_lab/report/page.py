@@ -161,7 +161,7 @@ def _sections(result: Result) -> list[Section]:
         section("Arms", _differences(result), "arms", folds=False),
         section("Which to choose", (), "rankings", text=guide(result), folds=False),
         section("Findings", (), "differences", "pairs", "losses", "seeds", text=result.answer),
-        section("Training", (*_difference_curves(result), curves), "starts", "reach"),
+        section("Training", (*_difference_curves(result), curves), "starts", "reach", "modules"),
         section("Telemetry", [layers], "telemetry"),
         section("Architectures", (), drawings=dict(drawing(*pair) for pair in result.architectures)),
         section("Cost", [by_cache, by_speed], "costs"),

@@ -24,7 +24,7 @@ from llama_lab.analysis.scaling_law import Scaled
 from llama_lab.analysis.settings import TOKENS
 from llama_lab.analysis.statistics import Estimate, term_name
 from llama_lab.config.grammar import to_override
-from llama_lab.runs.record import Record, started
+from llama_lab.runs.record import Record, finished, started
 from llama_lab.runs.stored import ACTIVE, UNITS
 from llama_lab.runs.study import MATCHED
 from llama_lab.util import formatting as fmt
@@ -115,6 +115,7 @@ def tables(result: Result) -> dict[str, Table]:
         "seeds": _seed_losses(result),
         "starts": _starts(result),
         "reach": _to_reach(result),
+        "modules": _modules(result),
         "telemetry": _telemetry(result),
         "costs": _costs(result),
         "decoding": _decoding(result.inference),
@@ -503,6 +504,23 @@ def _telemetry(result: Result) -> Table:
     ]
     caption = "Means over seeds; gradients before clipping, updates of the optimizer step after it."
     return Table(caption, ["Arm", "Quantity", *places], rows, frozenset({"Quantity"}))
+
+
+def _modules(result: Result) -> Table:
+    """What modules have added to training, see `add_term` and `add_metric`."""
+    rows = {arm.name: [_last_logged(record) for record in finished(arm.records)] for arm in result.arms}
+    means = {arm: pd.DataFrame(own).filter(regex="^train/(?!loss$)").mean() for arm, own in rows.items()}
+
+    def cell(name: str, arm: ArmResult) -> str:
+        return fmt.three_digits(means[arm.name].get(name))
+
+    logged = sorted({name for own in means.values() for name in own.index})
+    columns: Columns = {name: partial(cell, name) for name in logged}
+    return _arm_table(result, "Means over layers at the last logged step, and over seeds.", columns)
+
+
+def _last_logged(record: Record) -> dict[str, float]:
+    return next((row for row in reversed(record.metrics) if "train/loss" in row), {})
 
 
 def _environment(result: Result) -> Table:

@@ -99,7 +99,8 @@ FIXED_COSTS = tuple(metric.name for metric in METRICS if metric.of_arms and metr
 PARTS = ("block", "attention", "ffn")
 OF_PARTS = ("grad_norm", "update_ratio", "activation_rms", "activation_max")
 OF_SCORES = ("attention_entropy", "attention_logit_max")
-QUANTITIES = (*(f"{part}_{quantity}" for quantity, part in product(OF_PARTS, PARTS)), *OF_SCORES)
+OF_ROUTERS = ("router_load_entropy", "router_load_max", "router_dead_experts", "router_z")
+QUANTITIES = (*(f"{part}_{quantity}" for quantity, part in product(OF_PARTS, PARTS)), *OF_SCORES, *OF_ROUTERS)
 
 
 def layer_metric(quantity: str, layer: int) -> str:

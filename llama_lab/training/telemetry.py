@@ -1,4 +1,4 @@
-"""Telemetry: gradients, updates, activations and attention scores of every layer at logged steps.
+"""Telemetry: gradients, updates, activations, attention scores and routing of every layer at logged steps.
 
 Gradients are those of the whole step before clipping; updates are the weights after the optimizer step minus those
 before it. Activations and scores come from an extra forward pass before the step, as in evaluation. docs/telemetry.md
@@ -20,6 +20,7 @@ from llama_lab.devices.performance import synchronize
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention, attention_scores
 from llama_lab.model.attention_context import AttentionContext
+from llama_lab.model.experts import MixtureOfExperts
 from llama_lab.runs.stored import PARTS, layer_metric
 
 from .module import LanguageModel
@@ -142,6 +143,9 @@ def watched(model: Decoder, means: Readings, maxima: Readings) -> Iterator[None]
         means[layer_metric(f"{part}_activation_rms", layer)] = output.float().square().mean().sqrt()
         maxima[layer_metric(f"{part}_activation_max", layer)] = output.abs().max().float()
 
+    def read_router(layer: int, module: MixtureOfExperts, args: tuple[Tensor], output: Tensor) -> None:
+        means.update({layer_metric(f"router_{name}", layer): x for name, x in module.readings(*args).items()})
+
     def read_scores(layer: int, mixer: GroupedQueryAttention, *args: Any) -> Tensor:
         query, key, _, context, _ = args
         entropy, largest = score_statistics(query, key, context, mixer)
@@ -152,6 +156,9 @@ def watched(model: Decoder, means: Readings, maxima: Readings) -> Iterator[None]
     with ExitStack() as hooks:
         for place, module in places(model):
             hooks.enter_context(module.register_forward_hook(partial(read_output, place)))
+        for layer, ffn in enumerate(model.feedforwards):
+            if isinstance(ffn, MixtureOfExperts):
+                hooks.enter_context(ffn.register_forward_hook(partial(read_router, layer)))
         for layer, mixer in enumerate(model.mixers):
             # A subclass that attends in another way may have no softmax.
             if isinstance(mixer, GroupedQueryAttention) and type(mixer).attend is GroupedQueryAttention.attend:

@@ -1,5 +1,6 @@
 """A report shows what was logged of every layer, over depth and training."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,13 @@ def test_a_study_with_telemetry_shows_both_arms(tiny: list[str], run_train: RunT
     assert ">Telemetry</h2>" in report
     for arm in ("postnorm", "prenorm"):
         assert f'"arm":"{arm}-3-warmup=0","view":["gradient norm","feed-forwards"]' in report
+
+
+def test_what_modules_logged_last_has_a_column_for_each_metric_and_means_over_seeds() -> None:
+    ladder = results.ladder()
+    rows = [[{"train/loss": 2, "train/gate": 9}, {"train/loss": 1, "train/gate": x}, {"val/loss": 1}] for x in (2, 3)]
+    runs = (replace(run, metrics=own) for run, own in zip(ladder.arms[0].records, rows, strict=False))
+    watched = replace(ladder, arms=(replace(ladder.arms[0], records=tuple(runs)), *ladder.arms[1:]))
+    table = tables.tables(watched)["modules"]
+    assert (table.head, table.rows[0]) == (["Arm", "train/gate"], ["vanilla", "2.50"])
+    assert "modules" not in tables.tables(ladder)

@@ -17,7 +17,7 @@ from llama_lab.devices.performance import Stopwatch
 from llama_lab.model import Decoder
 from llama_lab.model.attention import MultiHeadAttention
 from llama_lab.model.mixer import Mixer
-from llama_lab.runs.stored import layer_metrics
+from llama_lab.runs.stored import OF_ROUTERS, layer_metric, layer_metrics
 from llama_lab.training import telemetry
 from llama_lab.training.module import LanguageModel
 from tests.conftest import RunTrain, last_of_each, needs_compiler
@@ -26,6 +26,7 @@ from tests.training.tiny import LOOPBACK, Pieces, identical, pieces, repeatable,
 STEP = 256  # tokens
 ON = ["train.telemetry=true", "train.log_every=3", "train.evaluations=1", "train.sample_tokens=0", "logger=none"]
 SHORT = [*ON, f"train.tokens={8 * STEP}"]
+ROUTERS = {layer_metric(name, layer) for name in OF_ROUTERS for layer in range(2)}
 Row = dict[str, float]
 
 
@@ -51,6 +52,8 @@ def expected(before: Decoder, after: Decoder, micro_batches: Sequence[tuple[Tens
     outputs: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         module.register_forward_hook(lambda _, inputs, output, name=name: outputs.__setitem__(name, output))
+        if name.endswith("ffn"):
+            module.register_forward_hook(lambda _, inputs, output, name=name: outputs.__setitem__(f"{name}<", *inputs))
     model.eval()(micro_batches[0][0])
     seen = {name: output.detach() for name, output in outputs.items() if isinstance(output, Tensor)}
     for inputs, targets in micro_batches:
@@ -74,7 +77,24 @@ def expected(before: Decoder, after: Decoder, micro_batches: Sequence[tuple[Tens
         entropies = [-(p * p.log()).sum() for p in (s.softmax(0) for s in scores)]
         row[f"telemetry/attention_entropy/layer_0{i}"] = float(torch.stack(entropies).mean())
         row[f"telemetry/attention_logit_max/layer_0{i}"] = max(float(s.max()) for s in scores)
+        row |= {f"telemetry/router_{name}/layer_0{i}": x for name, x in routing(model, i, seen).items()}
     return row
+
+
+def routing(model: Decoder, layer: int, seen: dict[str, Tensor]) -> Row:
+    """How a layer's tokens were spread over its experts; nothing of a dense one."""
+    ffn: Any = model.blocks[layer].ffn
+    if not hasattr(ffn, "router"):
+        return {}
+    logits = seen[f"blocks.{layer}.ffn<"] @ ffn.router.weight.detach().T
+    chosen = logits.topk(ffn.top_k).indices.flatten().tolist()
+    shares = [chosen.count(expert) / len(chosen) for expert in range(ffn.n_experts)]
+    return {
+        "load_entropy": -sum(share * math.log(share) for share in shares if share),
+        "load_max": max(shares),
+        "dead_experts": shares.count(0),
+        "z": float((logits.exp().sum(-1).log() ** 2).mean()),
+    }
 
 
 def scores_by_hand(model: Decoder, layer: int, seen: dict[str, Tensor]) -> list[Tensor]:
@@ -121,6 +141,7 @@ CASES = {
     "biased scores, capped": ["arch=bloom", "model.attention.softcap=0.05"],
     "with sinks": ["model.attention.sinks=true"],
     "clipped, in several micro-batches": ["train.micro_batch_size=2", "train.grad_clip=0.01"],
+    "experts after a dense layer": ["ffn=moe", "model.ffn.balance_loss=null", "+pattern.dense={at: 0, ffn: swiglu}"],
     "shaw, window, softcap": ["position=shaw", "model.attention.window=20", "model.attention.softcap=3.0"],
 }
 
@@ -134,7 +155,7 @@ def test_the_metrics_are_those_of_hooks_written_out_in_float64(
     assert isinstance(run.module, Keeping)
     found = of_telemetry(run.rows[0])
     assert found == pytest.approx(expected(before, run.module.model, run.module.micro_batches), rel=2e-4)
-    assert found.keys() == {*layer_metrics(2)}
+    assert found.keys() | ROUTERS == {*layer_metrics(2)}
 
 
 def without(found: list[Row]) -> list[Row]:
@@ -215,7 +236,7 @@ def test_a_mixer_without_softmax_has_no_entropy(mixer: type[Mixer], tiny: list[s
     lacking = {f"telemetry/attention_{name}/layer_00" for name in ("entropy", "logit_max")}
     if mixer is Mean:
         lacking |= {f"telemetry/attention_{name}/layer_00" for name in ("grad_norm", "update_ratio")}
-    assert of_telemetry(run.rows[0]).keys() == {*layer_metrics(2)} - lacking
+    assert of_telemetry(run.rows[0]).keys() == {*layer_metrics(2)} - ROUTERS - lacking
 
 
 SHARDED = ["trainer=fsdp", "trainer.accelerator=cpu"]
@@ -233,7 +254,7 @@ def test_one_shard_reads_what_one_device_reads(precision: str, tiny: list[str], 
 @pytest.mark.slow
 @pytest.mark.parametrize("trainer", ["ddp", "fsdp"])
 def test_two_devices_read_what_one_reads(trainer: str, tiny: list[str], tmp_path: Path, run_train: RunTrain) -> None:
-    common = [*tiny, *SHORT, "trainer.accelerator=cpu", "train.micro_batch_size=4"]
+    common = [*tiny, *SHORT, "ffn=moe", "trainer.accelerator=cpu", "train.micro_batch_size=4"]
     ran = run_train(*common, f"trainer={trainer}", "trainer.devices=2", **LOOPBACK)
     assert (ran.code, ran.err) == (0, "")
     # One device reads the whole batch at once: its root mean square is not the mean of those of two halves.
@@ -280,7 +301,7 @@ def test_gradients_grow_towards_the_output_in_post_norm_and_fall_in_pre_norm(tin
 def test_tensorboard_has_a_chart_of_all_layers_for_each_quantity(tiny: list[str], tmp_path: Path) -> None:
     folder = trained(*tiny, *SHORT, "logger=tensorboard", f"runs_dir={tmp_path}")
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    assert {*layer_metrics(2)} <= {*events.Tags()["scalars"]}
+    assert {*layer_metrics(2)} - ROUTERS <= {*events.Tags()["scalars"]}
     (layout,) = events.Tensors("custom_scalars__config__")
     text = str(layout.tensor_proto.string_val[0])
     assert text.count("telemetry/") == len(layer_metrics(2)) / 2

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from llama_lab.analysis.depth_profiles import telemetry
-from llama_lab.report import charts, tables
+from llama_lab.report import tables
+from llama_lab.report.charts import training
 from llama_lab.runs.record import Record
 from tests.analysis import results
 from tests.conftest import RunTrain
@@ -41,7 +42,7 @@ def test_runs_without_it_are_left_out_and_arms_of_such_alone_have_none() -> None
 
 
 def test_a_chart_has_a_line_for_each_step_the_stronger_the_later() -> None:
-    rows = charts.training.telemetry(results.watched()).rows
+    rows = training.telemetry(results.watched()).rows
     lines: dict[float, list[float]] = {}
     for row in rows:
         if (row["arm"], row["view"]) == ("vanilla", ["gradient norm", "feed-forwards"]):

@@ -86,6 +86,11 @@ def kinds(group: str) -> list[str]:
     return list(found.values())
 
 
+def softmaxes() -> list[str]:
+    """The options of `attention` that have a softmax; the others are recurrent, and read no positions."""
+    return [option for option in options("attention") if "kernel" in written("attention", option).attention]
+
+
 def written(group: str, option: str) -> Any:
     """The body of an option with those of the options that it extends."""
     own = OmegaConf.load(CONF_DIR / group / f"{option}.yaml")

@@ -93,6 +93,12 @@ class Mixer(nn.Module, ABC):
         return self.state_bytes(2, dtype) - self.state_bytes(1, dtype)
 
 
+def check_no_kv_heads(n_kv_heads: int, n_heads: int) -> None:
+    """Raise ValueError if a mixer without key and value heads is given another number of them than of heads."""
+    if n_kv_heads != n_heads:
+        raise ValueError(f"n_kv_heads={n_kv_heads}: this attention has no key and value heads to share; leave it out")
+
+
 def class_name(module: nn.Module) -> str:
     """The dotted name of a module's class."""
     return f"{type(module).__module__}.{type(module).__qualname__}"

@@ -10,7 +10,7 @@ from llama_lab.data.dataset import Tokens
 from llama_lab.data.windows import ValWindows
 from llama_lab.evaluation.cache_memory import cache_dtypes, cache_losses, cache_sizes
 from llama_lab.model import Decoder
-from tests.composing import decoder, lively, options
+from tests.composing import decoder, lively, options, softmaxes
 from tests.evaluation.test_lengths import stream
 
 MODELS = {
@@ -47,7 +47,11 @@ def test_the_loss_through_a_cache_is_that_of_decoding_token_by_token(overrides: 
 
 @pytest.mark.parametrize(
     "overrides",
-    [[f"attention={option}"] for option in options("attention") if option != "gqa_window"] + list(MODELS.values()),
+    [
+        *([f"attention={option}"] for option in softmaxes() if option != "gqa_window"),
+        *([f"attention={option}", "position=none"] for option in sorted({*options("attention")} - {*softmaxes()})),
+        *MODELS.values(),
+    ],
     ids=str,
 )
 def test_the_measured_bytes_are_those_of_the_formula(overrides: list[str]) -> None:

@@ -43,6 +43,19 @@ VARIANTS = {
         *("model.attention.qk_norm_rotated=true", "model.block.residual_scale=0.4", "model.embedding.logit_scale=0.5"),
     ),
 }
+RECURRENT = {
+    "linear": ("attention=linear",),
+    "retnet": (
+        "attention=linear",
+        *(f"model.attention.{one}" for one in ("normalise=false", "decay=retnet", "conv=2")),
+    ),
+    "gated delta": ("attention=gated_delta", "model.attention.key_heads=2", "model.attention.value_dim=5"),
+    "kimi delta": ("attention=kimi_delta", "model.attention.negative=true"),
+    "mamba2": ("attention=mamba2", "model.attention.n_groups=2"),
+    "conv": ("attention=conv", "model.attention.bias=true"),
+    "hybrid": (*FOUR, "+pattern.state={at: '::2', attention: gated_delta, position: none}"),
+}
+ON_NONE = {name: keys if name == "hybrid" else (*keys, "position=none") for name, keys in RECURRENT.items()}
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from llama_lab.model.attention_context import AttentionContext
 from llama_lab.model.encoding import Position
 from llama_lab.model.mixer import call
 from llama_lab.model.norm import RMSNorm
-from tests.composing import compose_config, decoder, kinds, lively, options
+from tests.composing import compose_config, decoder, kinds, lively, options, softmaxes
 
 T, N_HEADS, HEAD_DIM, DIM = 12, 6, 8, 40  # dim is not n_heads * head_dim, and n_heads is no power of two
 KV_HEADS = {"mqa": [1], **{option: [6] for option in options("attention") if option.startswith("mha")}}
@@ -35,7 +35,7 @@ def outputs_and_gradients(layer: GroupedQueryAttention, position: Position, x: T
     return [y, *(torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, grads, strict=True))]
 
 
-ATTENTIONS = [option for option in kinds("attention") if not option.startswith("mla")]
+ATTENTIONS = [one for one in kinds("attention") if one in softmaxes() and not one.startswith("mla")]
 POSITIONS = [option for option in kinds("position") if option != "shaw"]  # which no fused kernel has
 WINDOWS = [None, 1, 5]
 EVERY_TWO = [  # of a position, an attention, a window and a number of kv heads meet

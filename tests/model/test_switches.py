@@ -13,14 +13,15 @@ from llama_lab.config.schema import flatten
 from llama_lab.model import measure_cost
 from llama_lab.training.prepare import check_complete
 from llama_lab.util.errors import ConfigError
-from tests.composing import END_OF_TEXT, compose_config, decoder, kinds, options
+from tests.composing import END_OF_TEXT, compose_config, decoder, kinds, options, softmaxes
 from tests.model.cases import GROUPS
 
 NODES = {group: [f"model.{key}" for key in keys] for group, keys in GROUPS.items()}
 # Long enough for every bucket of relative positions, and heads wide enough for scalings to choose among frequencies.
 LENGTH = 256
 BASE = ("size=pico", f"model.max_seq_len={LENGTH}", "model.head_dim=64")
-NEEDS = {"rope_yarn": ["model.position.scaling.original_max_seq_len=4096"]}  # else its ramp starts at 0 whatever is set
+NEEDS = {one: ["position=none"] for one in options("attention") if one not in softmaxes()}
+NEEDS["rope_yarn"] = ["model.position.scaling.original_max_seq_len=4096"]  # else its ramp starts at 0 whatever is set
 # What to change a setting to where it is null, or where the generic change is refused or lost in rounding.
 SUITABLE: dict[str, Any] = {
     "fraction": 0.75,
@@ -41,6 +42,8 @@ SUITABLE: dict[str, Any] = {
     "query_rank": 4,
     "latent_eps": 0.1,
     "logit_softcap": 1.0,
+    "conv": 2,
+    "decay": "retnet",
     "scores": "sigmoid",
     "n_shared": 1,
     "n_groups": 2,
@@ -51,8 +54,8 @@ SUITABLE: dict[str, Any] = {
 }
 # Idle in what the others are tested by, which is no training.
 TRAINED = tuple(f"model.ffn.{name}" for name in ("balance_loss", "scope", "balance_bias", "z_loss"))
-OWN_TESTS = ("model.attention.kernel", "model.position.scaling.short_factors", *TRAINED)
-OTHER_WORD = {"none": "tanh", "tanh": "none", "head": "projection", "sigmoid": "softmax"}  # GELU, `qk_norm`, `scores`
+OWN_TESTS = ("model.attention.kernel", "model.attention.chunk_size", "model.position.scaling.short_factors", *TRAINED)
+OTHER_WORD = {"none": "tanh", "tanh": "none", "head": "projection", "sigmoid": "softmax", "elu": "identity"}
 
 
 def settings_of(cfg: DictConfig, nodes: list[str]) -> dict[str, Any]:
@@ -142,7 +145,7 @@ def test_each_length_s_factors_of_longrope_act_in_a_context_of_that_length() -> 
             assert differ(before, after) == (name == other)
 
 
-@pytest.mark.parametrize("option", options("attention"))
+@pytest.mark.parametrize("option", softmaxes())
 def test_the_kernel_setting_chooses_the_kernel(option: str) -> None:
     for kernel in ("auto", "reference"):
         for block in decoder(f"attention={option}", f"model.attention.kernel={kernel}").blocks:
@@ -158,6 +161,22 @@ REFUSED = [
     ("attention=gqa model.n_kv_heads=3", "model.n_kv_heads=3: does not divide n_heads=4; choose one of 1, 2"),
     ("attention=mqa model.n_kv_heads=4", "model.n_kv_heads=4: attention=mqa has one kv head; leave"),
     ("attention=mha model.n_kv_heads=2", "model.n_kv_heads=2: attention=mha has one kv head per head, 4"),
+    ("attention=linear position=none model.n_kv_heads=2", "model.n_kv_heads=2: this attention has no key and v"),
+    ("attention=mamba2 position=none .value_dim=7", ".value_dim=7: must divide expand times model.dim, 64"),
+    ("attention=mamba2 position=none .n_groups=3", ".n_groups=3: must divide the 8 heads"),
+    ("attention=gated_delta position=none .key_heads=3", ".key_heads=3: must divide model.n_heads=4"),
+    ("attention=gated_delta position=none .decay=none", ".decay=none: unknown; choose head or channel"),
+    ("attention=gated_delta position=none .gate=tanh", ".gate=tanh: unknown; choose silu or sigmoid"),
+    ("attention=gated_delta position=none .chunk_size=0", ".chunk_size=0: must be a positive whole number"),
+    ("attention=gated_delta position=none .conv=1", ".conv=1: must be a whole number of at least 2"),
+    ("attention=gated_delta", "model.attention=llama_lab.model.recurrent.GatedDelta: would ignore the rotation of Ro"),
+    (
+        "attention=conv position=alibi",
+        "model.attention=llama_lab.model.convolution.GatedConv: would ignore the bias of",
+    ),
+    ("attention=linear position=none .features=relu", ".features=relu: unknown; choose identity or elu"),
+    ("attention=linear position=none .features=identity", ".normalise=true: identity features may have negative"),
+    ("attention=linear position=none .decay=head", ".decay=head: unknown; choose retnet, or null for none"),
     ("attention=mla model.n_kv_heads=2", "model.n_kv_heads=2: attention=mla has keys and values for each head, 4;"),
     ("ffn=moe model.ffn.n_experts=1", "model.ffn.n_experts=1: must be a whole number of at least 2"),
     ("ffn=moe model.ffn.top_k=9", "model.ffn.top_k=9: must be a whole number from 1 to ffn.n_experts=8"),

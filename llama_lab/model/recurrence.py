@@ -44,36 +44,37 @@ def recur(
         carried = age.exp() * (document == 0)[..., None]
         kept = (age[..., -1:, :] - age).exp() * (document == document[..., -1:])[..., None]
         is_seen = (document[..., None] == document[..., None, :]).tril()
-        scores = decayed_products(query, key, age, is_seen)
-        writes, corrections = value, None
+        pairs = age[..., :, None, :] - age[..., None, :, :]
+        left = pairs.masked_fill(~is_seen[..., None], -torch.inf).exp()  # (B, H, N, C, C, Dk or 1)
+        scores = decayed_products(query, key, left)
+        writes, corrections = value.unbind(2), None
         if beta is not None:
             beta = in_chunks(beta.to(kind), size)
-            ties = beta * decayed_products(key, key, age, is_seen.tril(-1))
-            right = beta * torch.cat((value, key * carried), -1)
+            weighted = beta * key
+            ties = decayed_products(weighted, key, left)  # of which only what is below the diagonal is read
+            right = torch.cat((beta * value, weighted * carried), -1)
             solved = torch.linalg.solve_triangular(ties, right, upper=False, unitriangular=True)
-            writes, corrections = solved.split((value.shape[-1], key.shape[-1]), -1)
+            writes, corrections = (x.unbind(2) for x in solved.split((value.shape[-1], key.shape[-1]), -1))
         outputs, state = [], state.to(kind)
-        reads, ends = query * carried, key * kept
-        for n in range(value.shape[2]):
-            write = writes[:, :, n]
-            if corrections is not None:
-                write = write - corrections[:, :, n] @ state
-            outputs.append(reads[:, :, n] @ state + scores[:, :, n] @ write)
-            state = carried[:, :, n, -1, :, None] * state + ends[:, :, n].mT @ write
+        parts = (x.unbind(2) for x in (query * carried, scores, key * kept, carried[..., -1, :, None]))
+        for n, (read, score, end, share) in enumerate(zip(*parts, strict=True)):
+            write = writes[n] if corrections is None else writes[n] - corrections[n] @ state
+            outputs.append(read @ state + score @ write)
+            state = share * state + end.mT @ write
         return torch.cat(outputs, 2)[:, :, :T], state
 
 
 def in_chunks(x: Tensor, size: int) -> Tensor:
     """Cut `x (B, H, T, D)` to `(B, H, N, size, D)`, filled up with zeros, which leave a state as it is."""
-    padded = F.pad(x, (0, 0, 0, -x.shape[2] % size))
-    return padded.view(*x.shape[:2], -1, size, x.shape[3])
+    if missing := -x.shape[2] % size:  # or else it would be copied for nothing
+        x = F.pad(x, (0, 0, 0, missing))
+    return x.reshape(*x.shape[:2], -1, size, x.shape[3])
 
 
-def decayed_products(rows: Tensor, columns: Tensor, age: Tensor, is_seen: Tensor) -> Tensor:
-    """The products `(..., C, C)` of `rows` and `columns (..., C, D)` decayed from column to row; 0 unless `is_seen`."""
-    if age.shape[-1] == 1:
-        return rows @ columns.mT * (age - age.mT).masked_fill(~is_seen, -torch.inf).exp()
-    left = (age[..., :, None, :] - age[..., None, :, :]).masked_fill(~is_seen[..., None], -torch.inf).exp()
+def decayed_products(rows: Tensor, columns: Tensor, left: Tensor) -> Tensor:
+    """The products `(..., C, C)` of `rows` and `columns (..., C, D)`, of which `(..., C, C, D or 1)` is left."""
+    if left.shape[-1] == 1:
+        return rows @ columns.mT * left[..., 0]
     return (rows[..., :, None, :] * columns[..., None, :, :] * left).sum(-1)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from . import decoders, layers
+from . import decoders, layers, recurrence
 from .rows import show, start, write
 
 
@@ -43,6 +43,12 @@ COMPONENTS = {
         "fused attention 1.2 to 8 times as fast, with half of the memory",
         layers.measure_attention,
         {"shapes": [(1, 2, 64, 16), (1, 2, 128, 16)]},
+    ),
+    "recurrence": Component(
+        "The gated delta rule in chunks, ours and transformers' in PyTorch",
+        "no claim",
+        recurrence.measure_recurrence,
+        {"shape": (1, 2, 20, 4)},
     ),
     "decoding": Component(
         "Decoding with fewer key and value heads, a token of every sequence, by sequences x tokens",

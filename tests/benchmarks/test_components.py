@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks import recurrence
 from benchmarks.decoders import TINY, generate_cached, generate_uncached, kv_computations, measure_decoding
 from benchmarks.layers import (
     SHAPES,
@@ -46,6 +47,14 @@ def test_fused_and_written_out_attention_compute_the_same_forward_and_backward()
     gradient = torch.randn_like(fused)
     for ours, theirs in zip(*(torch.autograd.grad(y, heads, gradient) for y in (fused, written)), strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("decay", recurrence.CHUNKS)
+def test_the_recurrences_that_are_timed_are_the_same(decay: str) -> None:
+    shape = (2, 3, 37, 4)
+    torch.testing.assert_close(
+        *(work(decay, shape, CPU)() for work in (recurrence.ours, recurrence.theirs)), rtol=1e-4, atol=1e-5
+    )
 
 
 SMALL_SHAPES = [(1, 4, 256, 16), (1, 4, 512, 16)]

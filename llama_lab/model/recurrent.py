@@ -1,7 +1,7 @@
 """Recurrent mixers: a matrix per head in a KV cache's place, of one size at any context."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -69,9 +69,9 @@ class Recurrent(Mixer):
         """The short convolutions, in the order of their states."""
         return [module for module in self.modules() if isinstance(module, ShortConv)]
 
-    def pasts(self, state: State | None) -> list[Tensor | None]:
-        """The states of `convs`."""
-        return [None] * len(self.convs) if state is None else [*state.tensors[1:]]
+    def pasts(self, state: State | None) -> Sequence[Tensor | None]:
+        """The states of the convolutions of queries, keys and values; None for those that do not exist."""
+        return state.tensors[1:] if state is not None and self.convs else (None, None, None)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Of projections, convolutions and the recurrence."""
@@ -197,7 +197,7 @@ class LinearAttention(Recurrent):
 
     def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Mix tokens `x (B, T, D)`; updates the state in place."""
-        parts = zip((self.query, self.key, self.value), self.pasts(state) or [None] * 3, strict=True)
+        parts = zip((self.query, self.key, self.value), self.pasts(state), strict=True)
         query, key, value = (part(x, context, past) for part, past in parts)
         query, key = self.features(query) * query.shape[-1] ** -0.5, self.features(key)
         if self.normalise:
@@ -256,7 +256,7 @@ class GatedDelta(Recurrent):
 
     def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Mix tokens `x (B, T, D)`; updates the state in place."""
-        of_query, of_key, of_value = self.pasts(state) or [None] * 3
+        of_query, of_key, of_value = self.pasts(state)
         query = self.query(x, context, of_query, self.repeats)
         key = self.key(x, context, of_key, self.repeats)
         value = self.value(x, context, of_value)

@@ -16,7 +16,7 @@ from llama_lab.model import Decoder
 from llama_lab.model.init import ResidualOutput
 from llama_lab.util.errors import ConfigError
 from tests import composing
-from tests.composing import compose_config, kinds, options, without_numbers, written
+from tests.composing import compose_config, kinds, options, softmaxes, without_numbers, written
 from tests.model.cases import GROUPS
 
 OPTIONS = {group: options(group) for group in GROUPS}
@@ -36,6 +36,9 @@ def switched(arch: str, group: str, option: str) -> DictConfig:
     cfg, donor = recipe(arch).copy(), composed("size=pico", "arch=llama", f"{group}={option}")
     for key in GROUPS[group]:
         OmegaConf.update(cfg.model, key, donor.model._get_node(key), merge=False)
+    is_added = cfg.model.position._target_.endswith(("Learned", "Sinusoidal"))
+    if group == "attention" and option not in softmaxes() and not is_added:  # they would ignore it
+        cfg.model.position = composed("size=pico", "position=none").model.position
     return cfg
 
 
@@ -101,13 +104,14 @@ def test_the_default_recipe_is_llama() -> None:
 # What cannot be, by recipe, group and option, and why.
 NORMED = ("bloom", "gemma3", "nanochat", "olmo2", "olmoe", "qwen3", "qwen3_moe")  # in other places than blocks, too
 ADDED = ("learned", "sinusoidal", "sinusoidal_concatenated")
+RECURRENT = [option for option in options("attention") if option not in softmaxes()]
 REFUSED = {
     **{(arch, "norm", "none"): "the model's norm does nothing" for arch in NORMED},
     **{(arch, "position", added): "which cannot differ in them" for arch in ("gemma3", "smollm3") for added in ADDED},
     **{
         (arch, "attention", latent): "window: model.attention has no such key"
         for arch in ("gemma2", "gemma3", "gpt_oss")
-        for latent in ("mla", "mla_deepseek_v3", "mla_step_temperature")
+        for latent in ("mla", "mla_deepseek_v3", "mla_step_temperature", *RECURRENT)
     },
     ("deepseek_v3", "position", "shaw"): "would ignore the relation",
     **{("gemma3", "position", other): "has no such key" for other in ("alibi", "learned", "none", "relative", "shaw")},

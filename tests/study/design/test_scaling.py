@@ -79,7 +79,7 @@ def test_sizes_of_several_contexts_get_the_shortest() -> None:
 
 @pytest.mark.parametrize("axis", ["arch", "attention", "optim", "schedule"])
 def test_axes_are_recipes_parts_of_the_model_and_of_the_training(axis: str) -> None:
-    two = options(axis)[:2]
+    two = ["gqa", "mha"] if axis == "attention" else options(axis)[:2]
     arms = Scaling(axis, two, ["pico", "nano"], [1]).variants(CONFIGS).arms
     _, choices = CONFIGS.compose(*arms[-1].overrides)
     assert (choices[axis], choices["size"]) == (two[1], "nano") == (arms[-1].axes[axis], arms[-1].axes["size"])

@@ -53,6 +53,7 @@ RECURRENT = {
     "kimi delta": ("attention=kimi_delta", "model.attention.negative=true"),
     "mamba2": ("attention=mamba2", "model.attention.n_groups=2"),
     "conv": ("attention=conv", "model.attention.bias=true"),
+    "hybrid, 1 in 4": ("model.n_layers=4", "attention=gated_delta", "pattern=attention_every_4th"),
     "hybrid": (*FOUR, "+pattern.state={at: '::2', attention: gated_delta, position: none}"),
 }
 ON_NONE = {name: keys if name == "hybrid" else (*keys, "position=none") for name, keys in RECURRENT.items()}

@@ -10,7 +10,7 @@ from .attention_context import CAUSAL, AttentionContext, MaskRule
 from .attention_options import VALUES, Sinks, ValueResidual, check_qk_norm, norm_of_heads
 from .encoding import HOOKS, Position, Relation, has_hook, rotate
 from .init import ResidualOutput, check_positive
-from .mixer import Mixer
+from .mixer import Mixer, linear_flops, require_kv_heads
 from .norm import Norm
 from .state import LayerCache, Lookup, State, new_layer_cache
 from .temperature import Temperature, apply_temperature
@@ -100,8 +100,7 @@ class SoftmaxAttention(Mixer):
     def _flops(self, keys: float) -> float:
         """FLOPs of the projections, and of both products with `keys` keys: scores, and weighted values."""
         keys += self.sinks is not None
-        projections = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
-        return 2 * projections + 2 * self._widths * keys
+        return linear_flops(self) + 2 * self._widths * keys
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext, lookup: Lookup | None
@@ -324,9 +323,3 @@ class MultiQueryAttention(GroupedQueryAttention):
     def check_heads(self) -> None:
         """Raise ValueError unless there is one kv head."""
         require_kv_heads(self.n_kv_heads, 1, "attention=mqa has one kv head")
-
-
-def require_kv_heads(n_kv_heads: int, wanted: int, rule: str) -> None:
-    """Raise ValueError, which states the `rule`, unless `n_kv_heads` has the required value."""
-    if n_kv_heads != wanted:
-        raise ValueError(f"n_kv_heads={n_kv_heads}: {rule}; leave n_kv_heads out, or choose attention=gqa")

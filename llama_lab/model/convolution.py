@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from .attention_context import AttentionContext
 from .init import ResidualOutput
-from .mixer import Mixer, check_no_kv_heads
+from .mixer import Mixer, linear_flops, require_kv_heads
 from .state import State
 
 
@@ -63,7 +63,7 @@ class GatedConv(Mixer):
 
     def __init__(self, dim: int, n_heads: int, n_kv_heads: int, conv: int = 3, bias: bool = False) -> None:
         super().__init__()
-        check_no_kv_heads(n_kv_heads, n_heads)
+        require_kv_heads(n_kv_heads, n_heads, "attention=conv has no key and value heads to share")
         self.gate_in, self.gate_out, self.value = (nn.Linear(dim, dim, bias=bias) for _ in range(3))
         self.conv = ShortConv(dim, conv, bias)
         self.output = ResidualOutput(dim, dim, bias=bias)
@@ -81,8 +81,3 @@ class GatedConv(Mixer):
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> State:
         """The last tokens that the convolution sees."""
         return State([self.conv.new_past(batch_size, device, dtype)])
-
-
-def linear_flops(module: nn.Module) -> int:
-    """FLOPs per token of all linear maps of a module, each used once."""
-    return sum(2 * part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))

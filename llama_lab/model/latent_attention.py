@@ -5,11 +5,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from .attention import SoftmaxAttention, require_kv_heads
+from .attention import SoftmaxAttention
 from .attention_context import AttentionContext
 from .encoding import rotate
 from .init import ResidualOutput, check_positive
-from .mixer import takes
+from .mixer import require_kv_heads, takes
 from .norm import Norm
 from .state import LayerCache, Lookup, State, new_layer_cache
 from .temperature import Temperature, apply_temperature

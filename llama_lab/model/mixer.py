@@ -93,10 +93,15 @@ class Mixer(nn.Module, ABC):
         return self.state_bytes(2, dtype) - self.state_bytes(1, dtype)
 
 
-def check_no_kv_heads(n_kv_heads: int, n_heads: int) -> None:
-    """Raise ValueError if a mixer without key and value heads is given another number of them than of heads."""
-    if n_kv_heads != n_heads:
-        raise ValueError(f"n_kv_heads={n_kv_heads}: this attention has no key and value heads to share; leave it out")
+def require_kv_heads(n_kv_heads: int, wanted: int, rule: str) -> None:
+    """Raise ValueError, which states the `rule`, unless `n_kv_heads` has the required value."""
+    if n_kv_heads != wanted:
+        raise ValueError(f"n_kv_heads={n_kv_heads}: {rule}; leave n_kv_heads out, or choose attention=gqa")
+
+
+def linear_flops(module: nn.Module) -> int:
+    """FLOPs per token of all linear maps of a module, each used once."""
+    return sum(2 * part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
 
 
 def class_name(module: nn.Module) -> str:

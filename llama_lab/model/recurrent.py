@@ -1,16 +1,16 @@
 """Recurrent mixers: a matrix per head in a KV cache's place, of one size at any context."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention_context import AttentionContext
-from .convolution import ShortConv, linear_flops
+from .convolution import ShortConv
 from .init import ResidualOutput
-from .mixer import Mixer, check_no_kv_heads
+from .mixer import Mixer, linear_flops, require_kv_heads
 from .norm import Norm
 from .recurrence import chunked_flops, recur, recurrence_flops
 from .state import State
@@ -18,6 +18,7 @@ from .state import State
 FEATURES: dict[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "elu": lambda x: F.elu(x) + 1}
 DECAYS = ("head", "channel")
 GATES = ("silu", "sigmoid")
+NO_KV_HEADS = "this attention has no key and value heads to share"
 STEPS = (1e-3, 1e-1)  # of time, with which a state decays at first, log-uniform (Mamba 2, as published)
 RATES = (1.0, 16.0)  # of the decay, times the step
 
@@ -37,13 +38,20 @@ class Recurrent(Mixer):
         for name, size in {"key_dim": key_dim, "value_dim": value_dim, "chunk_size": chunk_size}.items():
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"attention.{name}={size}: must be a positive whole number")
-        self.n_heads, self.key_dim, self.value_dim, self.chunk_size, self.delta = (
-            n_heads,
-            key_dim,
-            value_dim,
-            chunk_size,
-            delta,
-        )
+        self.n_heads, self.key_dim, self.value_dim = n_heads, key_dim, value_dim
+        self.chunk_size, self.delta = chunk_size, delta
+
+    def make_heads(self, dim: int, key_heads: int, value_dim: int, conv: int | None, bias: bool = False) -> None:
+        """Make the projections to heads; each of `key_heads` queries and keys serves as many values."""
+        repeats = self.n_heads // key_heads
+        self.query, self.key = (Heads(dim, key_heads, self.key_dim, conv, bias, repeats) for _ in range(2))
+        self.value = Heads(dim, self.n_heads, value_dim, conv, bias)
+
+    def heads(self, x: Tensor, context: AttentionContext, state: State | None) -> Iterator[Tensor]:
+        """Queries, keys and values of `x (B, T, D)`: `(B, H, T, width)`; updates the convolutions' states in place."""
+        pasts = state.tensors[1:] if state is not None and self.convs else (None, None, None)
+        parts = zip((self.query, self.key, self.value), pasts, strict=True)
+        return (part(x, context, past) for part, past in parts)
 
     def recur(
         self,
@@ -56,8 +64,8 @@ class Recurrent(Mixer):
         beta: Tensor | None = None,
     ) -> Tensor:
         """The heads' outputs `(B, T, H, Dv)`, from arguments `(B, H, T, ...)`; see `recurrence.recur`."""
-        first = value.new_zeros(len(value), self.n_heads, self.key_dim, self.value_dim)
-        first = first if state is None else state.tensors[0]
+        sizes = (len(value), self.n_heads, self.key_dim, self.value_dim)
+        first = value.new_zeros(sizes) if state is None else state.tensors[0]
         starts = None if context.starts is None else (context.positions == 0).reshape(-1, value.shape[2])
         out, last = recur(query, key, value, decay, beta, first, starts, self.chunk_size)
         if state is not None:
@@ -68,10 +76,6 @@ class Recurrent(Mixer):
     def convs(self) -> list[ShortConv]:
         """The short convolutions, in the order of their states."""
         return [module for module in self.modules() if isinstance(module, ShortConv)]
-
-    def pasts(self, state: State | None) -> Sequence[Tensor | None]:
-        """The states of the convolutions of queries, keys and values; None for those that do not exist."""
-        return state.tensors[1:] if state is not None and self.convs else (None, None, None)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Of projections, convolutions and the recurrence."""
@@ -121,21 +125,26 @@ class Decay(nn.Module):
 
 
 class Heads(nn.Module):
-    """Projects tokens to heads, through a short convolution and SiLU unless `conv`, its width, is None."""
+    """Projects tokens to heads, each `repeats` times, through a short convolution and SiLU unless `conv` is None.
 
-    def __init__(self, dim: int, n_heads: int, width: int, conv: int | None, bias: bool = False) -> None:
+    width: of a head. conv: width of the convolution. bias: whether that has one.
+    """
+
+    def __init__(
+        self, dim: int, n_heads: int, width: int, conv: int | None, bias: bool = False, repeats: int = 1
+    ) -> None:
         super().__init__()
-        self.width = width
+        self.width, self.repeats = width, repeats
         self.project = nn.Linear(dim, n_heads * width, bias=False)
         self.conv = None if conv is None else ShortConv(n_heads * width, conv, bias)
 
-    def forward(self, x: Tensor, context: AttentionContext, past: Tensor | None, repeats: int = 1) -> Tensor:
-        """Map `x (B, T, D)` to `(B, H, T, width)`, each head `repeats` times."""
+    def forward(self, x: Tensor, context: AttentionContext, past: Tensor | None) -> Tensor:
+        """Map `x (B, T, D)` to `(B, H, T, width)`."""
         heads = self.project(x)
         if self.conv is not None:
             heads = F.silu(self.conv(heads, context, past))
         heads = heads.view(*heads.shape[:-1], -1, self.width).transpose(1, 2)
-        return heads.repeat_interleave(repeats, 1) if repeats > 1 else heads  # type: ignore[no-any-return]
+        return heads.repeat_interleave(self.repeats, 1) if self.repeats > 1 else heads  # type: ignore[no-any-return]
 
 
 class Gate(nn.Module):
@@ -178,7 +187,7 @@ class LinearAttention(Recurrent):
         chunk_size: int = 64,
     ) -> None:
         super().__init__(n_heads, key_dim, value_dim + normalise, chunk_size)
-        check_no_kv_heads(n_kv_heads, n_heads)
+        require_kv_heads(n_kv_heads, n_heads, NO_KV_HEADS)
         if features not in FEATURES:
             raise ValueError(f"attention.features={features}: unknown; choose {' or '.join(FEATURES)}")
         if decay not in (None, "retnet"):
@@ -189,16 +198,14 @@ class LinearAttention(Recurrent):
                 "features=elu, or normalise=false"
             )
         self.features, self.normalise, self.decay = FEATURES[features], normalise, decay
-        self.query, self.key = (Heads(dim, n_heads, key_dim, conv) for _ in range(2))
-        self.value = Heads(dim, n_heads, value_dim, conv)
+        self.make_heads(dim, n_heads, value_dim, conv)
         self.norm = None if normalise else norm(value_dim)
         self.gate = None if gate is None else Gate(dim, n_heads * value_dim, gate, value_dim)
         self.output = ResidualOutput(n_heads * value_dim, dim, bias=False)
 
     def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Mix tokens `x (B, T, D)`; updates the state in place."""
-        parts = zip((self.query, self.key, self.value), self.pasts(state), strict=True)
-        query, key, value = (part(x, context, past) for part, past in parts)
+        query, key, value = self.heads(x, context, state)
         query, key = self.features(query) * query.shape[-1] ** -0.5, self.features(key)
         if self.normalise:
             value = F.pad(value, (0, 1), value=1.0)
@@ -239,14 +246,13 @@ class GatedDelta(Recurrent):
         chunk_size: int = 64,
     ) -> None:
         super().__init__(n_heads, key_dim, value_dim, chunk_size, delta=True)
-        check_no_kv_heads(n_kv_heads, n_heads)
+        require_kv_heads(n_kv_heads, n_heads, NO_KV_HEADS)
         if not isinstance(key_heads, int) or key_heads < 1 or n_heads % key_heads:
             raise ValueError(f"attention.key_heads={key_heads}: must divide model.n_heads={n_heads}")
         if decay not in DECAYS:
             raise ValueError(f"attention.decay={decay}: unknown; choose {' or '.join(DECAYS)}")
-        self.repeats, self.largest = n_heads // key_heads, 2.0 if negative else 1.0
-        self.query, self.key = (Heads(dim, key_heads, key_dim, conv) for _ in range(2))
-        self.value = Heads(dim, n_heads, value_dim, conv)
+        self.largest = 2.0 if negative else 1.0
+        self.make_heads(dim, key_heads, value_dim, conv)
         of_channels = (key_dim, value_dim) if decay == "channel" else (1, None)
         self.decay = Decay(dim, n_heads, *of_channels)
         self.beta = nn.Linear(dim, n_heads, bias=False)
@@ -256,10 +262,7 @@ class GatedDelta(Recurrent):
 
     def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Mix tokens `x (B, T, D)`; updates the state in place."""
-        of_query, of_key, of_value = self.pasts(state)
-        query = self.query(x, context, of_query, self.repeats)
-        key = self.key(x, context, of_key, self.repeats)
-        value = self.value(x, context, of_value)
+        query, key, value = self.heads(x, context, state)
         query, key = unit(query) * self.key_dim**-0.5, unit(key)
         beta = self.largest * self.beta(x).sigmoid().mT[..., None]
         out = self.recur(query, key, value, self.decay(x)[0], context, state, beta)
@@ -287,16 +290,14 @@ class Mamba2(Recurrent):
         conv: int = 4,
         chunk_size: int = 64,
     ) -> None:
-        check_no_kv_heads(n_kv_heads, n_heads)
+        require_kv_heads(n_kv_heads, n_heads, NO_KV_HEADS)
         n_heads, rest = divmod(expand * dim, value_dim)
         if rest or n_heads < 1:
             raise ValueError(f"attention.value_dim={value_dim}: must divide expand times model.dim, {expand * dim}")
         super().__init__(n_heads, key_dim, value_dim, chunk_size)
         if not isinstance(n_groups, int) or n_groups < 1 or n_heads % n_groups:
             raise ValueError(f"attention.n_groups={n_groups}: must divide the {n_heads} heads")
-        self.repeats = n_heads // n_groups
-        self.query, self.key = (Heads(dim, n_groups, key_dim, conv, bias=True) for _ in range(2))
-        self.value = Heads(dim, n_heads, value_dim, conv, bias=True)
+        self.make_heads(dim, n_groups, value_dim, conv, bias=True)
         self.decay = Decay(dim, n_heads)
         self.skip = Skip(n_heads)
         self.gate = nn.Linear(dim, n_heads * value_dim, bias=False)
@@ -305,10 +306,7 @@ class Mamba2(Recurrent):
 
     def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Mix tokens `x (B, T, D)`; updates the state in place."""
-        of_query, of_key, of_value = self.pasts(state)
-        query = self.query(x, context, of_query, self.repeats)
-        key = self.key(x, context, of_key, self.repeats)
-        value = self.value(x, context, of_value)
+        query, key, value = self.heads(x, context, state)
         decay, steps = self.decay(x)
         out = self.recur(query, key, value * steps, decay, context, state).type_as(value) + self.skip(value)
         return self.output(self.norm(out.flatten(2) * F.silu(self.gate(x))))  # type: ignore[no-any-return]

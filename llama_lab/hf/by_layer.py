@@ -8,13 +8,31 @@ from typing import Any
 from llama_lab.model.position import rotary_dim
 
 from .rotary import ROPE, RotaryPosition
-from .settings import MODEL, DenseLayers, Setting, Settings, below, equal, flatten, nest, number, numbers, usual_scale
+from .settings import (
+    MODEL,
+    DenseLayers,
+    Setting,
+    Settings,
+    below,
+    derive,
+    equal,
+    flatten,
+    nest,
+    number,
+    numbers,
+    usual_scale,
+)
 
 NOPE: Settings = {"position._target_": f"{MODEL}.position.Position"}
 BIAS_STEP = 0.001  # of training alone: any other is read as this
 ABSENT = "absent"  # of a layer whose component does not have the setting
 EXPERT, MIXTURE = "ffn.expert.", f"{MODEL}.experts.MixtureOfExperts"
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+GROUPED = f"{MODEL}.attention.GroupedQueryAttention"
+# Settings of mixers that are those of the model's norm where they are null
+OF_NORM = {"attention.latent_eps": "norm.eps", "attention.norm_eps": "norm.eps"}
+OF_NORM["attention.norm_offset"] = "norm.unit_offset"
+MIXER, PARTS = "attention._target_", ("attention.", "position.")
 
 
 def with_layers(node: Mapping[str, Any]) -> Settings:
@@ -51,8 +69,11 @@ def spelt_out(own: Settings) -> Settings:
         turned, width = rotary_dim(own["head_dim"], fraction), own["head_dim"]
         exact = turned / width
         own["position.fraction"] = exact if int(exact * width) == turned else math.nextafter(exact, 1)
-    if own.get("attention.latent_eps", 0) is None:
-        own["attention.latent_eps"] = own.get("norm.eps")
+    for key, name in OF_NORM.items():
+        if own.get(key, 0) is None:
+            own[key] = own.get(name)
+    if str(own.get(MIXER)).startswith(f"{MODEL}.attention."):
+        own[MIXER] = GROUPED  # the others only check n_kv_heads
     return own
 
 
@@ -218,23 +239,71 @@ def merged(parts: Iterable[Settings]) -> Settings:
 
 
 @dataclass(frozen=True)
-class FullLayers(Setting):
-    """Requires full attention in all layers: linear attention is not supported. every: default without a list."""
+class SomeMixers(Setting):
+    """Another mixer than attention in some layers, by `layer_types`; these have no position encoding.
 
-    every: int
+    usual: by their config and our settings, the kind of each layer without a list, and `older`: their names for that.
+    mixer: our settings that layers with the mixer always have, of it and of what else differs there. settings: the
+    others, of the mixer. kind: theirs of these layers. needed: the kinds that a model cannot be without.
+    """
 
-    name = "layer_types|full_attention_interval"
+    usual: Callable[[Settings, Settings], list[str]]
+    mixer: Settings
+    settings: Sequence[Setting]
+    older: Sequence[str] = ()
+    kind: str = LINEAR
+    needed: Sequence[str] = ()
+
+    @property
+    def names(self) -> Sequence[str]:
+        """All their names of it."""
+        return ("layer_types", *self.older, *(name for setting in self.settings for name in setting.names))
 
     def read(self, config: Settings, ours: Settings) -> Settings:
-        """See `Setting`."""
-        every = config.get("full_attention_interval", self.every)
-        kinds = config.get("layer_types") or [LINEAR if (i + 1) % every else FULL for i in range(ours["n_layers"])]
-        checked(kinds, (FULL,), ours)
-        return {}
+        """See `Setting`; it takes the place of what `ours` holds of attention in the layers without it."""
+        kinds = checked(config.get("layer_types") or self.usual(config, ours), (FULL, self.kind), ours)
+        if missing := [kind for kind in self.needed if kind not in kinds]:
+            raise ValueError(f"layer_types={kinds}: no switch; the class needs a layer of {missing[0]}, too")
+        usual = {"n_kv_heads": ours["n_heads"], **{key: value for key, value in ours.items() if of_mixer(key)}}
+        always = {key: derive(value, ours) for key, value in self.mixer.items()}
+        mixer = {"n_kv_heads": ours["n_heads"], **NOPE, **always}
+        if self.kind in kinds:
+            mixer |= merged(setting.read(config, ours) for setting in self.settings)
+            mixer |= {key: usual[key] for key in usual.keys() - mixer.keys() if not key.startswith(PARTS)}
+        return by_layer([mixer if kind == self.kind else usual for kind in kinds])
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
-        return {"layer_types": [FULL] * ours["n_layers"]}
+        is_other = [target == self.mixer[MIXER] for target in each(ours, MIXER)]
+        written = {"layer_types": [self.kind if other else FULL for other in is_other]}
+        if True in is_other:
+            written |= merged(setting.write(at_layer(ours, is_other.index(True))) for setting in self.settings)
+        return written
+
+
+def every(n: int) -> Callable[[Settings, Settings], list[str]]:
+    """Every n-th layer with attention, of a config without `full_attention_interval`, for `SomeMixers`."""
+
+    def usual(config: Settings, ours: Settings) -> list[str]:
+        interval = number("full_attention_interval", config.get("full_attention_interval", n))
+        return [LINEAR if (i + 1) % interval else FULL for i in range(ours["n_layers"])]
+
+    return usual
+
+
+def at_attention(settings: Settings, attention: str) -> Settings:
+    """The settings with those of mixers as the first layer with `attention` has them, if others have another mixer."""
+    targets = each(settings, MIXER)
+    if {*targets} == {attention} or attention not in targets:
+        return settings
+    own = at_layer(settings, targets.index(attention))
+    others = {key: value for key, value in settings.items() if not of_mixer(key)}
+    return others | {key: value for key, value in own.items() if of_mixer(key)}
+
+
+def of_mixer(key: str) -> bool:
+    """Whether a setting may differ between layers with attention and others because of the mixer."""
+    return key.startswith(PARTS) or key in ("block._target_", "n_kv_heads")
 
 
 @dataclass(frozen=True)

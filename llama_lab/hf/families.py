@@ -1,12 +1,12 @@
 """All supported families of transformers models."""
 
-from . import expert_families, gpt_families, llama_families
+from . import expert_families, gpt_families, llama_families, recurrent_families
 from .family import Family
 
 # An export takes the first that can hold a model; of two with one `model_type`, the first whose `variant` fits is read.
 FAMILIES = tuple(
     one
-    for module in (llama_families, expert_families, gpt_families)
+    for module in (llama_families, expert_families, recurrent_families, gpt_families)
     for one in vars(module).values()
     if isinstance(one, Family) and one.model_type
 )

@@ -1,7 +1,7 @@
 """Model families: one table per family maps settings and weights between transformers and us, both ways.
 
-The tables are in `llama_families.py`, `expert_families.py` and `gpt_families.py`, the kinds of settings in
-`settings.py`. A family lists its fixed settings (`recipe`), how its settings map to ours (`settings`), and which tensor
+The tables are in `llama_families.py`, `expert_families.py`, `recurrent_families.py` and `gpt_families.py`, the kinds of
+settings in `settings.py`. A family lists its fixed settings (`recipe`), how its settings map to ours (`settings`), and which tensor
 holds each of our parameters (`weights`). "Ours" is the model node of our config, "theirs" config.json. Nothing here
 reads a file.
 
@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .by_layer import ABSENT, node_key, with_layers, without_layers
+from .by_layer import ABSENT, GROUPED, MIXER, SomeMixers, at_attention, at_layer, node_key, with_layers, without_layers
 from .settings import MODEL, Setting, Settings, Value, equal, flatten, nest, shown
 
 ATTENTION = {
-    "attention._target_": f"{MODEL}.attention.GroupedQueryAttention",
+    MIXER: GROUPED,
     **dict.fromkeys((f"attention.{part}_bias" for part in ("query", "key", "value", "output")), False),
     **dict.fromkeys(f"attention.{part}" for part in ("window", "chunk", "prefix", "softcap", "gate", "value_residual")),
     **dict.fromkeys(f"attention.{part}" for part in ("scale", "temperature", "clip_qkv", "qk_norm", "qk_bias")),
@@ -42,8 +42,8 @@ EMBEDDING = {
 }
 # Of the initial values, of training and of speed: they change no trained model's output.
 OF_TRAINING = re.compile(
-    r"init\..*|seed|dropout|(embedding|position)\.std|attention\.kernel|experts\.(balance_loss|scope|z_loss)"
-    r"|(.*\.)?_partial_|_target_"
+    r"init\..*|seed|dropout|(embedding|position)\.std|attention\.(kernel|chunk_size)"
+    r"|experts\.(balance_loss|scope|z_loss)|(.*\.)?_partial_|_target_"
 )
 # Their settings that change no logits: of initial values, of training, of generation, of tasks, and of files.
 IDLE_NAMES = """
@@ -67,8 +67,6 @@ READ_BY_ALL = ("head_dim", "is_causal", "original_max_position_embeddings", "per
 def flat_settings(node: Mapping[str, Any]) -> Settings:
     """The settings of a model node of a resolved config that its trained output depends on."""
     settings = {key: value for key, value in with_layers(node).items() if not OF_TRAINING.fullmatch(key)}
-    if str(settings.get("attention._target_")).startswith(f"{MODEL}.attention."):
-        settings["attention._target_"] = ATTENTION["attention._target_"]  # the others only check n_kv_heads
     if settings.get("position.scaling._target_") == f"{MODEL}.position.NTKScaling":
         rotated = round(settings["head_dim"] * settings["position.fraction"])
         settings["position.theta"] *= settings["position.scaling.factor"] ** (rotated / (rotated - 2))
@@ -116,6 +114,7 @@ class Family:
     weights: our parameters to their tensors, whose names may depend on our settings. `#` stands for the number of a
         layer, `*` for weight and bias, and `%` for the number of a head or an expert, of which they have a tensor each.
     other_weights: those of a second layout, which is read, too.
+    mixer_weights: of layers with another mixer than attention, in place of all of attention's.
     attention: our settings of a plain model's attention, which the others change.
     variant: their settings that tell it from other families of the same `model_type`.
     renamed: the names of their tensors in files that were saved under others, by regular expressions.
@@ -130,6 +129,7 @@ class Family:
     weights: Weights
     variant: Settings = field(default_factory=dict)
     other_weights: Weights = field(default_factory=dict)
+    mixer_weights: Weights = field(default_factory=dict)
     attention: Settings = field(default_factory=ATTENTION.copy)
     renamed: Mapping[str, str] = field(default_factory=dict)
     idle: str = r"(.*\.)?(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)"
@@ -143,6 +143,7 @@ class Family:
         without: Sequence[str] = (),
         recipe: Settings | None = None,
         weights: Weights | None = None,
+        mixer_weights: Weights | None = None,
         **others: Any,
     ) -> "Family":
         """A family that differs from this one in some settings, in parts of the recipe, in where weights are kept.
@@ -153,14 +154,14 @@ class Family:
         gone = {*without, *(setting.names[0] for setting in settings)}
         slots = tuple(key.removesuffix("_target_") for key in recipe or {} if key.endswith("._target_"))
         kept = {key: value for key, value in self.recipe.items() if not key.startswith(slots)}
-        parts = {name for names in weights or {} if isinstance(names, tuple) for name in names}
         return replace(
             self,
             model_type=model_type,
             architecture=architecture,
             settings=(*(setting for setting in self.settings if setting.names[0] not in gone), *settings),
             recipe=kept | (recipe or {}),
-            weights={names: where for names, where in self.weights.items() if names not in parts} | (weights or {}),
+            weights=changed(self.weights, weights or {}),
+            mixer_weights=changed(self.mixer_weights, mixer_weights or {}),
             **others,
         )
 
@@ -209,8 +210,9 @@ class Family:
     def write_config(self, ours: Settings) -> dict[str, Any]:
         """Translate our settings into their config; exact only without `obstacles`."""
         theirs: Settings = {}
+        usual = at_attention(ours, self.attention[MIXER])
         for setting in self.settings:
-            theirs |= setting.write(ours)
+            theirs |= setting.write(ours if isinstance(setting, SomeMixers) else usual)
         return nest(theirs)
 
     def obstacles(self, ours: Settings) -> list[str]:
@@ -230,9 +232,9 @@ class Family:
     def to_theirs(self, ours: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
         """Convert our parameters to their tensors, without copies where possible."""
         theirs: dict[str, Tensor] = {}
-        for our_names, their_name, fusion in self.entries(settings):
+        for our_names, their_name, fusion, own in self.entries(settings):
             if our_names[0] in ours:
-                joined = fusion.join([ours[name] for name in our_names], settings)
+                joined = fusion.join([ours[name] for name in our_names], own)
                 parts = [part.clone() for part in joined] if "%" in their_name else [joined]
                 theirs |= {their_name.replace("%", str(number)): part for number, part in enumerate(parts)}
         return theirs
@@ -240,45 +242,56 @@ class Family:
     def to_ours(self, theirs: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
         """Convert their tensors to our parameters, which may be views."""
         ours: dict[str, Tensor] = {}
-        for our_names, their_name, fusion in self.entries(settings):
+        for our_names, their_name, fusion, own in self.entries(settings):
             numbered = (their_name.replace("%", str(number)) for number in count())
             parts = [theirs[name] for name in takewhile(theirs.__contains__, numbered)] if "%" in their_name else []
             if parts or their_name in theirs:
                 tensor = torch.stack(parts) if parts else theirs[their_name]
-                ours |= zip(our_names, fusion.split(tensor, settings), strict=True)
+                ours |= zip(our_names, fusion.split(tensor, own), strict=True)
         return ours
 
-    def entries(self, settings: Settings) -> Iterator[tuple[tuple[str, ...], str, Fusion]]:
-        """Our names, their name and the fusion of every parameter that a model can have."""
-        for names, source in self.weights.items():
-            our_names = (names,) if isinstance(names, str) else names
-            source = source(settings) if callable(source) else source
-            their_name, fusion = (source, WHOLE) if isinstance(source, str) else source
-            for layer in range(settings["n_layers"] if "#" in their_name else 1):
+    def entries(self, settings: Settings) -> Iterator[tuple[tuple[str, ...], str, Fusion, Settings]]:
+        """Our names, their name and the fusion of every parameter that a model can have, and its layer's settings."""
+        layers = [at_layer(settings, layer) for layer in range(settings["n_layers"])]
+        for layer, own in enumerate([settings, *layers], -1):
+            for names, source in self.weights_of(own).items():
+                our_names = as_tuple(names)
+                if ("#" in our_names[0]) == (layer < 0):
+                    continue
+                source = source(own) if callable(source) else source
+                their_name, fusion = (source, WHOLE) if isinstance(source, str) else source
                 for kind in ("weight", "bias") if "*" in their_name else ("",):
                     ours, theirs = (
                         [name.replace("#", str(layer)).replace("*", kind) for name in names]
                         for names in (our_names, (their_name,))
                     )
-                    yield tuple(ours), theirs[0], fusion
+                    yield tuple(ours), theirs[0], fusion, own
+
+    def weights_of(self, own: Settings) -> Weights:
+        """Where the weights of a layer with these settings are kept."""
+        if own.get(MIXER, self.attention[MIXER]) == self.attention[MIXER]:
+            return self.weights
+        others = {names: where for names, where in self.weights.items() if "blocks.#.attention." not in str(names)}
+        return changed(others, self.mixer_weights)
 
     def of_layout(self, names: Container[str], settings: Settings) -> "Family":
         """The family itself, or with its second layout if a file has `names` of that."""
-        other = self.derive(self.model_type, self.architecture, weights=self.other_weights)
-        own = {name for _, name, _ in self.entries(settings)}
-        is_other = any(name in names and name not in own for _, name, _ in other.entries(settings))
+        weights, of_mixer = (changed(own, self.other_weights) for own in (self.weights, self.mixer_weights))
+        other = replace(self, weights=weights, mixer_weights=of_mixer)
+        own = {name for _, name, *_ in self.entries(settings)}
+        is_other = any(name in names and name not in own for _, name, *_ in other.entries(settings))
         return other if is_other else self
 
     @property
     def ends(self) -> tuple[str, str]:
         """Their names of the head's weight and of the token table."""
-        names = {ours[0]: theirs for ours, theirs, _ in self.entries({"n_layers": 0})}
+        names = {ours[0]: theirs for ours, theirs, *_ in self.entries({"n_layers": 0})}
         return names["embedding.head.weight"], names["embedding.tokens.weight"]
 
     def canonical_names(self, names: Iterable[str]) -> dict[str, str]:
         """Map tensor names in a file to those of `weights`; buffers without weights are left out."""
         found = {}
-        roots = {name.partition(".")[0] for _, name, _ in self.entries({"n_layers": 1})}
+        roots = {name.partition(".")[0] for _, name, *_ in self.entries({"n_layers": 1})}
         for name in names:
             if re.fullmatch(self.idle, name):
                 continue
@@ -291,6 +304,19 @@ class Family:
         return found
 
 
+def as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Names of parameters that are kept together."""
+    return (names,) if isinstance(names, str) else names
+
+
+def changed(weights: Weights, others: Weights) -> Weights:
+    """Where weights are kept with these in other places."""
+    moved = {name for names in others for name in as_tuple(names)}
+    return {names: where for names, where in weights.items() if moved.isdisjoint(as_tuple(names))} | others
+
+
 def dependence(setting: Setting) -> int:
-    """What is read first: plain values, then those whose default follows from others, then what is made of several."""
+    """What is read first: values, those whose default follows from others, what is made of several, other mixers."""
+    if isinstance(setting, SomeMixers):
+        return 3
     return 2 if type(setting) is not Value else int(callable(setting.default))

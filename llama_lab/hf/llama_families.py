@@ -7,7 +7,6 @@ from torch import Tensor
 from .by_layer import (
     BIAS_STEP,
     SLIDING,
-    FullLayers,
     RotaryByKind,
     RotaryByLayer,
     SomeExperts,
@@ -53,7 +52,6 @@ from .terms import (
     expert_weights,
     fields,
     head_width,
-    joined,
     like,
     llama_sizes,
     root_of_dim,
@@ -355,31 +353,6 @@ GRANITE_SWA = GRANITE.derive(
     Windows(128, every=4, leading=True),
     RotaryByLayer(),
     recipe={"attention.sinks": True},
-)
-QWEN3_5 = BASE.derive(
-    "qwen3_5_text",
-    "Qwen3_5ForCausalLM",
-    *llama_sizes(248320, 4096, 32, 16, 32768, 12288, 4),
-    *fields(head_dim=256),
-    RotaryPosition(fraction=0.25),
-    Fixed("attention_bias", False),
-    FullLayers(every=4),
-    Unread("linear_conv_kernel_dim|linear_key_head_dim|linear_value_head_dim"),
-    Unread("linear_num_key_heads|linear_num_value_heads"),
-    recipe=GEMMA_NORM | {"attention.qk_norm": "head", "attention.gate": "element"},
-    weights={
-        ("blocks.#.attention.query.*", "blocks.#.attention.output_gate.*"): (
-            "model.layers.#.self_attn.q_proj.*",
-            joined(1, 1, groups="n_heads"),
-        ),
-    },
-)
-QWEN3_NEXT = QWEN3_5.derive(
-    "qwen3_next",
-    "Qwen3NextForCausalLM",
-    *llama_sizes(151936, 2048, 48, 16, 32768, 5632, 2),
-    DenseLayers("mlp_only_layers", ()),
-    EXPERTS,
 )
 AFMOE_WINDOWS = Windows(1024, every=4, pattern="global_attn_every_n_layers")
 AFMOE = BASE.derive(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .family import WHOLE, Fusion, Weights
-from .settings import MODEL, Choice, Derived, Setting, Settings, Unread, Value
+from .settings import MODEL, Choice, Derived, Setting, Settings, Unread, Value, derive
 
 
 def component(slot: str, target: str, **settings: Any) -> Settings:
@@ -123,6 +123,11 @@ FIELDS: dict[str, str | tuple[str, ...] | Mapping[Any, Settings]] = {
     "q_lora_rank": "attention.query_rank",
     "qk_nope_head_dim": "attention.nope_dim",
     "v_head_dim": "attention.value_dim",
+    "linear_num_key_heads": "attention.key_heads",
+    "linear_num_value_heads": "attention.value_heads",
+    "linear_key_head_dim": "attention.key_dim",
+    "linear_value_head_dim": "attention.value_dim",
+    "linear_conv_kernel_dim": "attention.conv",
     "rope_interleave": {one: {"position.interleaved": one} for one in (True, False)},
 }
 NULLABLE = ("attn_logit_softcapping", "final_logit_softcapping", "q_lora_rank")
@@ -153,16 +158,17 @@ def llama_sizes(
     return (*sizes(vocab, dim, layers, heads, context), *others)
 
 
-def joined(*shares: str | int, groups: str | None = None, transposed: bool = False) -> Fusion:
+def joined(*shares: str | int | Derived, groups: str | None = None, transposed: bool = False) -> Fusion:
     """Parts of ours whose rows are one tensor there, group after group: of each, every part's share in turn.
 
-    shares, groups: numbers, or our settings that are numbers. transposed: a matrix there is `(in, out)`.
+    shares, groups: numbers, or our settings that are numbers, or what follows from these. transposed: a matrix there is
+    `(in, out)`.
     """
 
     def split(tensor: Tensor, settings: Settings) -> Sequence[Tensor]:
         rows = tensor.t() if transposed else tensor
         grouped = rows.view(settings[groups] if groups else 1, -1, *rows.shape[1:])
-        of_each = [settings[share] if isinstance(share, str) else share for share in shares]
+        of_each = [settings[share] if isinstance(share, str) else derive(share, settings) for share in shares]
         lengths = [grouped.shape[1] * share // sum(of_each) for share in of_each]
         return [part.flatten(0, 1) for part in grouped.split(lengths, 1)]  # type: ignore[no-untyped-call]
 

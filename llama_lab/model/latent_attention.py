@@ -1,15 +1,13 @@
 """Multi-head latent attention `(B, T, dim) -> (B, T, dim)`: the KV cache is one small latent vector per token."""
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
 from .attention import SoftmaxAttention
 from .attention_context import AttentionContext
 from .encoding import rotate
-from .init import ResidualOutput, check_positive
-from .mixer import require_kv_heads, takes
+from .init import ResidualOutput
+from .mixer import norm_with, require_kv_heads
 from .norm import Norm
 from .state import LayerCache, Lookup, State, new_layer_cache
 from .temperature import Temperature, apply_temperature
@@ -57,11 +55,7 @@ class LatentAttention(SoftmaxAttention):
         }.items():
             if size is not None and size < 1:
                 raise ValueError(f"attention.{name}={size}: must be a positive whole number")
-        if latent_eps is not None:
-            check_positive("attention.latent_eps", latent_eps)
-            if not takes(norm.func if isinstance(norm, partial) else norm, "eps"):
-                raise ValueError(f"attention.latent_eps={latent_eps}: the model's norm has no eps; set it to null")
-            norm = partial(norm, eps=latent_eps)
+        norm = norm_with(norm, "latent_eps", "eps", latent_eps)
         scale = (nope_dim + head_dim) ** -0.5 if scale is None else scale
         super().__init__(n_heads * (nope_dim + head_dim + value_dim), kernel, scale, temperature)
         self.n_heads, self.head_dim, self.kv_rank = n_heads, head_dim, kv_rank

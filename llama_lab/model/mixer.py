@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from .attention_context import AttentionContext
 from .encoding import HOOKS, Position, has_hook
+from .init import check_positive
+from .norm import Norm
 from .state import State
 
 NEW_STATE = "new_state(batch_size, length, device, dtype)"
@@ -127,3 +129,17 @@ def takes(factory: Callable[..., Any], name: str) -> bool:
         if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
             return False
     return not is_class
+
+
+def norm_with(norm: Norm, key: str, name: str, value: float | None) -> Norm:
+    """The model's `norm` with its setting `name` as the mixer's `key` has it; None: as it is. Raises ValueError."""
+    if value is None:
+        return norm
+    if name == "eps":
+        check_positive(f"attention.{key}", value)
+    function = norm
+    while isinstance(function, partial):
+        function = function.func
+    if not takes(function, name):
+        raise ValueError(f"attention.{key}={value}: the model's norm has no {name}; set it to null")
+    return partial(norm, **{name: value})

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .attention_context import AttentionContext
 from .convolution import ShortConv
 from .init import ResidualOutput
-from .mixer import Mixer, linear_flops, require_kv_heads
+from .mixer import Mixer, linear_flops, norm_with, require_kv_heads
 from .norm import Norm
 from .recurrence import chunked_flops, recur, recurrence_flops
 from .state import State
@@ -35,7 +35,8 @@ class Recurrent(Mixer):
 
     def __init__(self, n_heads: int, key_dim: int, value_dim: int, chunk_size: int, delta: bool = False) -> None:
         super().__init__()
-        for name, size in {"key_dim": key_dim, "value_dim": value_dim, "chunk_size": chunk_size}.items():
+        sizes = {"value_heads": n_heads, "key_dim": key_dim, "value_dim": value_dim, "chunk_size": chunk_size}
+        for name, size in sizes.items():
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"attention.{name}={size}: must be a positive whole number")
         self.n_heads, self.key_dim, self.value_dim = n_heads, key_dim, value_dim
@@ -224,10 +225,12 @@ class LinearAttention(Recurrent):
 class GatedDelta(Recurrent):
     """The gated delta rule: writes replace what the state holds of a key (gated DeltaNet, Yang et al. 2024, eq. 10).
 
-    key_heads: number of query and key heads, each of which serves as many of the n_heads. decay: head, or channel of
-    the key, through a map of rank value_dim (Kimi Linear, section 3). conv: width of short convolutions of queries,
-    keys and values; null: none. gate: silu, or sigmoid through a map of rank value_dim, or null. negative: whether beta
-    is up to 2, so that the state has negative eigenvalues (Grazzi et al. 2024). Queries and keys have length 1.
+    value_heads: number of heads, and so of states. key_heads: of queries and keys, each of which serves as many heads.
+    decay: head, or channel of the key, through a map of rank value_dim (Kimi Linear, section 3). conv: width of short
+    convolutions of queries, keys and values; null: none. gate: silu, or sigmoid through a map of rank value_dim, or
+    null. negative: whether beta is up to 2, so that the state has negative eigenvalues (Grazzi et al. 2024). norm_eps:
+    of the norm of heads (OLMo Hybrid), and norm_offset: its unit_offset (Qwen3-Next); None: as the model's norms.
+    Queries and keys have length 1.
     """
 
     def __init__(
@@ -237,28 +240,32 @@ class GatedDelta(Recurrent):
         n_kv_heads: int,
         norm: Norm,
         key_heads: int,
+        value_heads: int,
         key_dim: int,
         value_dim: int,
         decay: str = "head",
         conv: int | None = 4,
         gate: str | None = "silu",
         negative: bool = False,
+        norm_eps: float | None = None,
+        norm_offset: bool | None = None,
         chunk_size: int = 64,
     ) -> None:
-        super().__init__(n_heads, key_dim, value_dim, chunk_size, delta=True)
+        super().__init__(value_heads, key_dim, value_dim, chunk_size, delta=True)
         require_kv_heads(n_kv_heads, n_heads, NO_KV_HEADS)
-        if not isinstance(key_heads, int) or key_heads < 1 or n_heads % key_heads:
-            raise ValueError(f"attention.key_heads={key_heads}: must divide model.n_heads={n_heads}")
+        if not isinstance(key_heads, int) or key_heads < 1 or value_heads % key_heads:
+            raise ValueError(f"attention.key_heads={key_heads}: must divide attention.value_heads={value_heads}")
         if decay not in DECAYS:
             raise ValueError(f"attention.decay={decay}: unknown; choose {' or '.join(DECAYS)}")
         self.largest = 2.0 if negative else 1.0
         self.make_heads(dim, key_heads, value_dim, conv)
         of_channels = (key_dim, value_dim) if decay == "channel" else (1, None)
-        self.decay = Decay(dim, n_heads, *of_channels)
-        self.beta = nn.Linear(dim, n_heads, bias=False)
-        self.norm = norm(value_dim)
-        self.gate = None if gate is None else Gate(dim, n_heads * value_dim, gate, value_dim)
-        self.output = ResidualOutput(n_heads * value_dim, dim, bias=False)
+        self.decay = Decay(dim, value_heads, *of_channels)
+        self.beta = nn.Linear(dim, value_heads, bias=False)
+        norm = norm_with(norm, "norm_eps", "eps", norm_eps)
+        self.norm = norm_with(norm, "norm_offset", "unit_offset", norm_offset)(value_dim)
+        self.gate = None if gate is None else Gate(dim, value_heads * value_dim, gate, value_dim)
+        self.output = ResidualOutput(value_heads * value_dim, dim, bias=False)
 
     def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Mix tokens `x (B, T, D)`; updates the state in place."""

@@ -73,13 +73,12 @@ def test_every_recipe_fits_the_class_of_its_family() -> None:
         assert [] in obstacles, (recipe, obstacles)
 
 
-# What a model needs to have neither experts nor linear attention, where its family's default does.
+# What a model needs to have no experts, where its family's default does.
 DENSE: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"first_k_dense_replace": 32},
     "mistral4": {"first_k_dense_replace": 36},
     "afmoe": {"num_dense_layers": 32},
-    "qwen3_5_text": {"layer_types": ["full_attention"] * 32},
-    "qwen3_next": {"layer_types": ["full_attention"] * 48, "mlp_only_layers": list(range(48))},
+    "qwen3_next": {"mlp_only_layers": list(range(48))},
 }
 
 
@@ -140,7 +139,8 @@ NO_SWITCH: dict[str, tuple[str, dict[str, Any]]] = {
     "quantization_config.bits=4: is no setting of llama": ("llama", {"quantization_config": {"bits": 4}}),
     "no switch; only global and local 2 times": ("gpt_neo", {"num_layers": 2, "attention_types": [[["global"], 3]]}),
     "names 1 layers of 2": ("cohere2", {"num_hidden_layers": 2, "layer_types": ["full_attention"]}),
-    "no switch for linear_attention": ("qwen3_5_text", {}),
+    "no switch for sliding_attention": ("qwen3_5_text", {"layer_types": ["sliding_attention"] * 32}),
+    "hidden_act=gelu: no switch; only hidden_act=silu": ("qwen3_5_text", {"hidden_act": "gelu"}),
     "mlp_only_layers=[0]: no switch for the experts": ("qwen3_next", {**TWO_FULL, "mlp_only_layers": [0]}),
     "num_dense_layers=1: no switch for the experts": ("afmoe", {"score_func": "sigmoid"}),
     "has 2 numbers for 3 layers": ("granite_swa", {"num_hidden_layers": 3, "layer_rope_theta": [0, 100]}),

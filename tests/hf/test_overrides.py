@@ -29,6 +29,7 @@ EXPECTED = {
     "deepseek_v2, yarn": ["attention=mla", "position=rope_yarn", "norm=rmsnorm_1e-6"],
     "granite_swa": ["model.attention.sinks=true", "position=none"],
     "qwen3_next": ["model.attention.gate=element", "norm=rmsnorm_offset", "position=rope_half"],
+    "qwen3_5, hybrid": ["attention=gated_delta", "model.attention.norm_offset=false", "position=none"],
     "smollm3, listed": ["position=none"],
     "glm": ["model.position.interleaved=true", "attention=gqa_qkv_bias"],
     "ministral3": ["attention=gqa_step_temperature", "position=rope_yarn", "model.attention.window=7"],
@@ -62,7 +63,7 @@ def test_every_activation_has_overrides(activation: str, family: Family) -> None
 
 
 QUICK = {"gpt2", "gemma2", "gemma3, scaled", "deepseek_v2, yarn", "granite_swa", "ministral3"}
-QUICK |= {"olmoe, normalised", "deepseek_v3, experts", "gpt_oss, plain"}
+QUICK |= {"qwen3_5, hybrid", "olmoe, normalised", "deepseek_v3, experts", "gpt_oss, plain"}
 
 
 @pytest.mark.parametrize(

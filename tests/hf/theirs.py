@@ -48,6 +48,7 @@ LATENT = ALL_HEADS | {
 }
 DEEPSEEK = LATENT | {"first_k_dense_replace": 3}
 OPT = FALCON | {"ffn_dim": 80}
+DELTA = {"linear_key_head_dim": 8, "linear_value_head_dim": 10, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
 SPARSE = {"num_experts": 6, "num_experts_per_tok": 3}
 FEW_DENSE = {"first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
 SMALL = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
@@ -186,10 +187,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "youtu, yarn without its own mscale": ("youtu", LATENT | rope("yarn", factor=4.0, mscale_all_dim=1.0)),
     "granite_swa": ("granite_swa", GRANITE | FIVE_WINDOWS | THETAS),
     "qwen3_5": ("qwen3_5_text", WIDE_HEADS | ALL_FULL | {"head_dim": 16}),
+    "qwen3_5, hybrid": ("qwen3_5_text", WIDE_HEADS | DELTA | FIVE | {"head_dim": 16}),
     "qwen3_next": (
         "qwen3_next",
         WIDE_HEADS | ALL_FULL | HALF | {"mlp_only_layers": [0, 1, 2], "tie_word_embeddings": True},
     ),
+    "qwen3_next, hybrid": ("qwen3_next", WIDE_HEADS | DELTA | HALF | FIVE | {"mlp_only_layers": [0, 1, 2, 3, 4]}),
     "afmoe": ("afmoe", WIDE_HEADS | AFMOE),
     "ministral3": ("ministral3", WIDE_HEADS | MINISTRAL3 | SLIDES),
     "ministral3, plain": ("ministral3", LLAMA | rope("default", **BETA, original_max_position_embeddings=4)),

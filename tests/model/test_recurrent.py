@@ -133,7 +133,7 @@ def test_the_gated_delta_rule_is_that_of_qwen3_next() -> None:
     )
     theirs = Qwen3NextGatedDeltaNet(config, 0)
     w = drawn(theirs)
-    ours = GatedDelta(**SIZES | {"norm": lambda n: RMSNorm(n, config.rms_norm_eps)}, key_heads=2)
+    ours = GatedDelta(**SIZES | {"norm": lambda n: RMSNorm(n, config.rms_norm_eps)}, key_heads=2, value_heads=4)
     # By key head: queries, keys, the values of its two heads, and their gates.
     query, key, value, gate = w["in_proj_qkvz.weight"].view(2, -1, 12).split((4, 4, 6, 6), 1)
     beta, step = w["in_proj_ba.weight"].view(2, 4, 12).split((2, 2), 1)
@@ -159,7 +159,12 @@ def test_a_decay_by_channel_is_kimis() -> None:
     w = drawn(theirs)
     norm = lambda n: RMSNorm(n, config.rms_norm_eps)  # noqa: E731
     ours = GatedDelta(
-        **SIZES | {"norm": norm, "value_dim": 4}, key_heads=4, decay="channel", gate="sigmoid", chunk_size=16
+        **SIZES | {"norm": norm, "value_dim": 4},
+        key_heads=4,
+        value_heads=4,
+        decay="channel",
+        gate="sigmoid",
+        chunk_size=16,
     )
     pairs = {f"{n}.project.weight": w[f"{n[0]}_proj.weight"] for n in ("query", "key", "value")}
     pairs |= of_convs(w["conv1d.weight"], 16, 16, 16)

@@ -1,9 +1,9 @@
 """Model families: one table per family maps settings and weights between transformers and us, both ways.
 
 The tables are in `llama_families.py`, `expert_families.py`, `recurrent_families.py` and `gpt_families.py`, the kinds of
-settings in `settings.py`. A family lists its fixed settings (`recipe`), how its settings map to ours (`settings`), and which tensor
-holds each of our parameters (`weights`). "Ours" is the model node of our config, "theirs" config.json. Nothing here
-reads a file.
+settings in `settings.py`. A family lists its fixed settings (`recipe`), how its settings map to ours (`settings`), and
+which tensor holds each of our parameters (`weights`). "Ours" is the model node of our config, "theirs" config.json.
+Nothing here reads a file.
 
 Our settings are flat: the model node of a resolved config with dotted keys, `{"dim": 64, "norm.eps": 1e-5}`, without
 what only the start of training reads, and lists where layers differ; see `flat_settings` and `by_layer.py`.

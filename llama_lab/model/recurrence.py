@@ -53,7 +53,8 @@ def recur(
             weighted = beta * key
             ties = decayed_products(weighted, key, left)  # of which only what is below the diagonal is read
             right = torch.cat((beta * value, weighted * carried), -1)
-            solved = torch.linalg.solve_triangular(ties, right, upper=False, unitriangular=True)
+            # transposed, as LAPACK has matrices, or else each would be copied
+            solved = torch.linalg.solve_triangular(ties.mT, right.mT, upper=True, left=False, unitriangular=True).mT
             writes, corrections = (x.unbind(2) for x in solved.split((value.shape[-1], key.shape[-1]), -1))
         outputs, state = [], state.to(kind)
         parts = (x.unbind(2) for x in (query * carried, scores, key * kept, carried[..., -1, :, None]))

@@ -217,7 +217,7 @@ class SomeExperts(Setting):
         """See `Setting`."""
         step = number(self.step, config.get(self.step, 1))
         dense = {*self.dense.layers(config), *(i for i in range(ours["n_layers"]) if (i + 1) % step)}
-        plain, sparse = (merged(part.read(config, ours) for part in parts) for parts in (self.plain, self.sparse))
+        plain, sparse = (read_all(parts, config, ours) for parts in (self.plain, self.sparse))
         sparse = self.mixture | sparse
         return by_layer([plain if layer in dense else sparse for layer in range(ours["n_layers"])])
 
@@ -231,6 +231,14 @@ class SomeExperts(Setting):
                 own = layers[is_dense.index(kind)]
                 written |= merged(setting.write(own) for setting in settings)
         return written
+
+
+def read_all(parts: Iterable[Setting], config: Settings, ours: Settings) -> Settings:
+    """Our settings by `config`, of several parts, each after those before it."""
+    found: Settings = {}
+    for part in parts:
+        found |= part.read(config, ours | found)
+    return found
 
 
 def merged(parts: Iterable[Settings]) -> Settings:
@@ -268,7 +276,7 @@ class SomeMixers(Setting):
         always = {key: derive(value, ours) for key, value in self.mixer.items()}
         mixer = {"n_kv_heads": ours["n_heads"], **NOPE, **always}
         if self.kind in kinds:
-            mixer |= merged(setting.read(config, ours) for setting in self.settings)
+            mixer |= read_all(self.settings, config, ours)
             mixer |= {key: usual[key] for key in usual.keys() - mixer.keys() if not key.startswith(PARTS)}
         return by_layer([mixer if kind == self.kind else usual for kind in kinds])
 

@@ -1,10 +1,22 @@
 """Hybrids of recurrent mixers with attention; see `family.py`."""
 
 from . import llama_families as llama
-from .by_layer import SomeMixers, every
+from .by_layer import SomeExperts, SomeMixers, every
+from .expert_families import LLAMA_EXPERTS
 from .rotary import RotaryPosition
-from .settings import DenseLayers, Fixed, Settings
-from .terms import GEMMA_NORM, component, fields, joined, like, llama_sizes
+from .settings import DenseLayers, Fixed, Multiple, Settings
+from .terms import (
+    FFN,
+    GEMMA_NORM,
+    MIXTURE,
+    ROUTING,
+    STACKED,
+    component,
+    fields,
+    joined,
+    like,
+    llama_sizes,
+)
 
 DELTA: Settings = {
     **component("attention", "recurrent.GatedDelta", decay="head", gate="silu", negative=False),
@@ -68,8 +80,24 @@ QWEN3_NEXT = QWEN3_5.derive(
     "qwen3_next",
     "Qwen3NextForCausalLM",
     *llama_sizes(151936, 2048, 48, 16, 32768, 5632, 2),
-    DenseLayers("mlp_only_layers", ()),
-    llama.EXPERTS,
+    SomeExperts(
+        DenseLayers("mlp_only_layers", ()),
+        MIXTURE | {"experts.shared_gate": True},
+        sparse=(
+            *fields(moe_intermediate_size=512, num_experts=512, num_experts_per_tok=10, norm_topk_prob=True),
+            Multiple("shared_expert_intermediate_size", "experts.n_shared", 512, by=like("hidden_dim")),
+        ),
+        plain=fields(intermediate_size=5632),
+        step="decoder_sparse_step",
+    ),
+    ROUTING,
+    without=("intermediate_size",),
+    weights={
+        **LLAMA_EXPERTS,
+        **{f"blocks.#.ffn.shared.{part}.*": f"model.layers.#.mlp.shared_expert.{part}_proj.*" for part in FFN},
+        "blocks.#.ffn.shared_gate.*": "model.layers.#.mlp.shared_expert_gate.*",
+    },
+    other_weights=STACKED,
     mixer_weights={
         (*PROJECTIONS, GATE): (
             f"{LINEAR_ATTENTION}.in_proj_qkvz.*",

@@ -161,6 +161,20 @@ class Quotient(Value):
 
 
 @dataclass(frozen=True)
+class Multiple(Quotient):
+    """A whole number of theirs that is so many times one that follows from our settings."""
+
+    nullable: bool = False
+
+    def as_ours(self, value: Any, ours: Settings) -> Any:
+        """See `Value`."""
+        times, rest = divmod(value, self.by(ours))
+        if rest or times < 1:
+            raise ValueError(f"{self.name}={value}: no switch; it must be a multiple of {self.by(ours)}")
+        return times
+
+
+@dataclass(frozen=True)
 class ScoreScale(Value):
     """What multiplies the scores; null where it is the usual 1 / sqrt(head_dim).
 

@@ -125,7 +125,6 @@ def test_how_fast_the_bias_of_the_choice_moved_is_of_training_but_not_whether_th
 DEFAULT = {"rope_type": "default"}
 YARN = {"rope_type": "yarn", "factor": 4.0}
 LONGROPE = {"short_factor": [1.0], "long_factor": [1.0]}
-TWO_FULL = {"num_hidden_layers": 2, "full_attention_interval": 1}
 # By a word of what is told, the model_type, and the settings.
 NO_SWITCH: dict[str, tuple[str, dict[str, Any]]] = {
     "full_attention: no switch for positions by kind": ("llama", {"rope_parameters": {"full_attention": DEFAULT}}),
@@ -141,7 +140,7 @@ NO_SWITCH: dict[str, tuple[str, dict[str, Any]]] = {
     "names 1 layers of 2": ("cohere2", {"num_hidden_layers": 2, "layer_types": ["full_attention"]}),
     "no switch for sliding_attention": ("qwen3_5_text", {"layer_types": ["sliding_attention"] * 32}),
     "hidden_act=gelu: no switch; only hidden_act=silu": ("qwen3_5_text", {"hidden_act": "gelu"}),
-    "mlp_only_layers=[0]: no switch for the experts": ("qwen3_next", {**TWO_FULL, "mlp_only_layers": [0]}),
+    "=100: no switch; it must be a multiple of 512": ("qwen3_next", {"shared_expert_intermediate_size": 100}),
     "num_dense_layers=1: no switch for the experts": ("afmoe", {"score_func": "sigmoid"}),
     "has 2 numbers for 3 layers": ("granite_swa", {"num_hidden_layers": 3, "layer_rope_theta": [0, 100]}),
     "n_shared_experts=0: no switch; it must be positive": ("deepseek_v3", {"n_shared_experts": 0}),

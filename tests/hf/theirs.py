@@ -51,6 +51,7 @@ OPT = FALCON | {"ffn_dim": 80}
 DELTA = {"linear_key_head_dim": 8, "linear_value_head_dim": 10, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
 SPARSE = {"num_experts": 6, "num_experts_per_tok": 3}
 FEW_DENSE = {"first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
+SHARED = {"shared_expert_intermediate_size": 48}
 SMALL = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
 
 
@@ -192,7 +193,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_next",
         WIDE_HEADS | ALL_FULL | HALF | {"mlp_only_layers": [0, 1, 2], "tie_word_embeddings": True},
     ),
-    "qwen3_next, hybrid": ("qwen3_next", WIDE_HEADS | DELTA | HALF | FIVE | {"mlp_only_layers": [0, 1, 2, 3, 4]}),
+    "qwen3_next, experts": (
+        "qwen3_next",
+        WIDE_HEADS | DELTA | HALF | SPARSE | SMALL | FIVE | SHARED | {"mlp_only_layers": [1]},
+    ),
     "afmoe": ("afmoe", WIDE_HEADS | AFMOE),
     "ministral3": ("ministral3", WIDE_HEADS | MINISTRAL3 | SLIDES),
     "ministral3, plain": ("ministral3", LLAMA | rope("default", **BETA, original_max_position_embeddings=4)),

@@ -23,7 +23,7 @@ from llama_lab.model import Decoder
 from llama_lab.util.errors import ConfigError
 from tests.hf.theirs import CASES, CONTEXT, FULL, SLIDING, VOCAB, built
 
-TOLERANCE = 1e-4
+TOLERANCE = 3e-4  # twelve recurrent layers in float32 are 1e-4 from float64, ours and theirs
 build_ours = loading.build
 KINDS = {FULL: {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}, SLIDING: {"rope_theta": 100.0}}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 2.0, "beta_slow": 0.05}

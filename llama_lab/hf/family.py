@@ -276,8 +276,7 @@ class Family:
 
     def of_layout(self, names: Container[str], settings: Settings) -> "Family":
         """The family itself, or with its second layout if a file has `names` of that."""
-        weights, of_mixer = (changed(own, self.other_weights) for own in (self.weights, self.mixer_weights))
-        other = replace(self, weights=weights, mixer_weights=of_mixer)
+        other = replace(self, weights=changed(self.weights, self.other_weights))
         own = {name for _, name, *_ in self.entries(settings)}
         is_other = any(name in names and name not in own for _, name, *_ in other.entries(settings))
         return other if is_other else self

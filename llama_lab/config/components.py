@@ -168,7 +168,6 @@ def build_model(cfg: DictConfig, vocab_size: int, eot_id: int | None = None) -> 
 
     eot_id: the tokenizer's end-of-text token, with which documents start; `data.document_mask` needs it.
     """
-    check_depth(cfg.model.n_layers)
     wanted = cfg.model.vocab_size
     if wanted is not None and wanted < vocab_size:
         advice = "raise it to at least that, or leave it null to follow the tokenizer"
@@ -208,7 +207,6 @@ def check_decodes(model: "Decoder", setting: str, otherwise: str, dtype: "torch.
 
 def check_idle(model: DictConfig) -> None:
     """Raise ConfigError for settings without an effect, in new runs only."""
-    check_depth(model.n_layers)
     attentions, positions = of_layers(model, "attention"), of_layers(model, "position")
     rotary = any(position.get("_target_") in (ROPE, ROPE_ALIBI) for position in positions)
     is_ours = all(str(position.get("_target_")).startswith("llama_lab.") for position in positions)
@@ -222,7 +220,8 @@ def check_idle(model: DictConfig) -> None:
 
 
 def of_layers(model: DictConfig, part: str) -> list[DictConfig]:
-    """A component's node in each layer."""
+    """A component's node in each layer. Raises ConfigError for more layers than are built."""
+    check_depth(model.n_layers)
     nodes = [model[part]] * model.n_layers
     for one in model.get("layers", ()):
         for layer in one["at"] if part in one else ():

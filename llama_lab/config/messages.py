@@ -87,6 +87,8 @@ def unknown_key(key: str, config: str, typed: Sequence[str]) -> str:
         return f"{problem}{suggestion(key, known_keys(config, typed))}; `--cfg job` shows them all, `--help` the groups"
     if key in RENAMED:
         return f"{problem} any more; it is called {RENAMED[key]}"
+    if key.startswith("model.ffn.expert."):
+        return f"{problem}; experts have the settings of their option of ffn; choose one with expert=, or add your own"
     if having := options_defining(key):
         return f"{problem} here, it belongs to {' and '.join(having)}; choose that, or leave this out"
     if near := nearest(key, known_keys(config, typed)):

@@ -91,20 +91,26 @@ class Footprint:
     def _of_any_depth(self, measure: Callable[[int], int]) -> int:
         """`measure` at the config's depth, extrapolated from two shallow models, since every period needs the same."""
         layers: int = self.cfg.model.n_layers
-        period = self._period
-        shallow = 2 * period + layers % period
+        first, period = self._repeats
+        shallow = first - 1 + 2 * period + (layers - first + 1) % period
         if layers <= shallow + period:
             return measure(layers)
-        first, second = measure(shallow), measure(shallow + period)
-        return first + (layers - shallow) // period * (second - first)
+        less, more = measure(shallow), measure(shallow + period)
+        return less + (layers - shallow) // period * (more - less)
 
     @cached_property
-    def _period(self) -> int:
-        """Number of layers after which they repeat, by the attributes of their modules; the first may differ."""
+    def _repeats(self) -> tuple[int, int]:
+        """From which layer on they repeat, at least 1, and after how many, by the attributes of their modules."""
         model = self.model
         parts = [(*model.position_at(i).modules(), *block.modules()) for i, block in enumerate(model.blocks)]
-        kinds = [[traits(part) for part in own] for own in parts]
-        return next(p for p in range(1, len(kinds) + 1) if kinds[1 + p :] == kinds[1:-p])
+        traits_of = [[traits(part) for part in own] for own in parts]
+        kinds = [traits_of.index(own) for own in traits_of]
+
+        def first(period: int) -> int:
+            return max((i + 1 for i in range(len(kinds) - period) if kinds[i] != kinds[i + period]), default=1)
+
+        repeats = [(first(period), period) for period in range(1, len(kinds) + 1)]
+        return min(repeats, key=lambda repeat: repeat[0] + 2 * repeat[1])
 
     def _activation_bytes(self, layers: int, sequences: int) -> int:
         """`activation_bytes` of the first `layers` layers."""

@@ -239,7 +239,7 @@ def estimate_training(cfg: DictConfig) -> Estimate:
     precision = choose_precision(cfg.trainer.precision, accelerator, has_bf16=True)
     if accelerator == "gpu" and not precision.startswith("bf16"):
         raise ConfigError(f"trainer.precision={precision}: only peaks of bf16 are known; choose auto or bf16-true")
-    check_small_updates(cfg, precision)
+    check_small_updates(shallower(cfg)[0], precision)
     setup = asked_setup(cfg)
     vocab_size, vocabulary = expected_vocabulary(cfg)
     steps = budget_steps(cfg, setup.batch_size)

@@ -24,7 +24,7 @@ from .family import Family, flat_settings
 from .loading import CONFIG, GENERATION, TOKEN_IDS, Loaded, load, named_weights
 from .overrides import overrides_of
 from .settings import Settings
-from .tensors import check_finite, common_dtype, write_json, write_weights
+from .tensors import check_finite, write_json, write_weights
 
 TOKENIZER_FILES = (
     TOKENIZER,
@@ -132,7 +132,7 @@ def write_theirs(
     config["pad_token_id"] = None  # of some classes' own, which may lie outside of the vocabulary
     config |= {key: loaded.generation[key] for key in TOKEN_IDS if key in loaded.generation}
     config |= {"model_type": family.model_type, "architectures": [family.architecture]}
-    config["dtype"] = str(common_dtype(weights)).removeprefix("torch.")
+    config["dtype"] = str(dtype or next(loaded.model.parameters()).dtype).removeprefix("torch.")
     write_json(folder / CONFIG, config)
     write_weights(folder, weights, max_shard_bytes)
     write_surroundings(loaded, folder)

@@ -129,7 +129,7 @@ def load_ours(folder: Path, trust: Trust) -> Loaded:
     model = build(folder / RESOLVED, cfg, "cpu", trust)
     check_fit(folder, named_weights(model), weights)
     check_finite(folder, weights)
-    model.to(common_dtype(weights))
+    cast(model, weights)
     model.load_state_dict(weights, strict=False)  # the second name of a tied weight is not in the file
     tokenizer = read_tokenizer(folder, model.vocab_size)
     return Loaded(folder, cfg, model.eval(), tokenizer, generation=read_generation(folder))
@@ -233,12 +233,21 @@ def without_copies(
 
 
 def assign(model: Decoder, weights: Mapping[str, Tensor]) -> None:
-    """Make `weights` the parameters of a model on the meta device, all in the dtype that holds every one."""
-    dtype = common_dtype(weights)
+    """Make `weights` those of a model on the meta device, which takes its dtypes from them."""
+    cast(model, weights)
     tied = model.embedding.head.weight is model.embedding.tokens.weight
-    model.load_state_dict({name: weight.to(dtype) for name, weight in weights.items()}, strict=False, assign=True)
+    state = model.state_dict()
+    weights = {name: weight.to(state[name].dtype) for name, weight in weights.items()}
+    model.load_state_dict(weights, strict=False, assign=True)
     if tied:
         model.embedding.head.weight = model.embedding.tokens.weight
+
+
+def cast(model: Decoder, weights: Mapping[str, Tensor]) -> None:
+    """Give the parameters of a model the dtype that holds every one in a file, and its buffers those that they have."""
+    model.to(common_dtype({name: weights[name] for name, _ in model.named_parameters() if name in weights}))
+    for name, buffer in model.named_buffers():
+        buffer.data = buffer.data.to(weights.get(name, buffer).dtype)
 
 
 def read_generation(folder: Path) -> dict[str, Any]:

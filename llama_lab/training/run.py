@@ -7,6 +7,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from llama_lab.config.components import of_layers
 from llama_lab.data.data_module import micro_batches_per_step
 from llama_lab.devices.hardware import Hardware, choose_hardware
 from llama_lab.evaluation.lengths import check_multiples
@@ -164,7 +165,9 @@ def check_numbers(cfg: DictConfig) -> None:
 
 def check_small_updates(cfg: DictConfig, precision: str) -> None:
     """Raise ConfigError for what is updated in steps that 16 bits round to zero."""
-    for key, value in (("train.ema", cfg.train.ema), ("model.ffn.balance_bias", cfg.model.ffn.get("balance_bias"))):
+    settings = [("train.ema", cfg.train.ema)]
+    settings += [("model.ffn.balance_bias", ffn.get("balance_bias")) for ffn in of_layers(cfg.model, "ffn")]
+    for key, value in settings:
         if value is not None and precision == "bf16-true":
             problem = "its updates round to zero in 16 bits; set trainer.precision=bf16-mixed, or leave it out"
             raise ConfigError(f"{key}={value}: {problem}")

@@ -141,6 +141,7 @@ def test_one_more_block_that_is_recomputed_takes_its_input_alone() -> None:
         (9, ("position=shaw",)),
         (16, ("arch=gemma2", "train.recompute=attention")),
         (9, ("arch=gemma2", "train.recompute=block")),
+        (9, ("ffn=moe", "pattern=dense_first")),
     ],
 )
 @pytest.mark.slow
@@ -151,6 +152,22 @@ def test_activations_at_any_depth_are_read_off_two_shallow_models(layers: int, o
     footprint = Footprint(cfg, 97, 100, torch.float32, True)
     assert footprint.activation_bytes(2) == footprint._activation_bytes(layers, 2)
     assert footprint.optimizer_bytes() == optimizer_bytes(footprint.model, cfg.optim)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "repeats"),
+    [
+        ((), (1, 1)),
+        (("attention=gqa_window", "pattern=global_every_6th"), (1, 6)),
+        (("ffn=moe", "pattern=dense_first"), (3, 1)),
+        (("ffn=moe", "pattern=dense_first", "+pattern.nope={at: '1::2', position: none}"), (3, 2)),
+    ],
+)
+def test_layers_repeat_after_the_first_ones_which_may_differ(
+    overrides: tuple[str, ...], repeats: tuple[int, int]
+) -> None:
+    cfg = compose_config("model.n_layers=24", "model.max_seq_len=2048", *overrides)
+    assert Footprint(cfg, 97, 100, torch.float32, True)._repeats == repeats
 
 
 @pytest.mark.parametrize("optimizer", composing.options("optim"))

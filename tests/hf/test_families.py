@@ -134,6 +134,21 @@ def test_an_export_in_16_bits_is_checked_with_the_bias_of_the_choice_that_was_wr
     assert said.endswith("loads it, with the same logits")
 
 
+def test_a_file_of_16_bits_keeps_the_bias_of_the_choice_in_32(tmp_path: Path) -> None:
+    theirs = their_model("deepseek_v3, experts").bfloat16()
+    bias = theirs.model.layers[-1].mlp.gate.e_score_correction_bias
+    bias.data = bias.float() + torch.rand(len(bias))
+    theirs.save_pretrained(tmp_path / "saved")
+    import_model(str(tmp_path / "saved"), tmp_path / "imported")
+    model = load(tmp_path / "imported").model
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert torch.equal(model.blocks[-1].ffn.choice_bias, bias)  # type: ignore[arg-type]
+    assert json.loads((tmp_path / "imported" / "config.json").read_text())["dtype"] == "bfloat16"
+    saved, written = (load_file(tmp_path / folder / "model.safetensors") for folder in ("saved", "imported"))
+    assert saved.keys() == written.keys()
+    assert not [name for name in saved if written[name].dtype != saved[name].dtype]
+
+
 def test_the_context_of_longrope_ends_where_its_long_factors_begin(tmp_path: Path) -> None:
     their_model("phi3, longrope, whose context is longer").save_pretrained(tmp_path / "theirs")
     found = import_model(str(tmp_path / "theirs"), tmp_path / "imported")

@@ -24,37 +24,51 @@ class Rows:
 
     def __init__(self) -> None:
         self.experts = self.counts = torch.empty(0)
-        self.sizes: list[int] = []
 
     def set(self, experts: Tensor, n_experts: int) -> None:
-        """Take sorted `experts (N,)`. Without data, as in estimates, each expert is taken to have as many rows."""
+        """Take sorted `experts (N,)`."""
         numbers = torch.arange(n_experts, device=experts.device)
         ends = torch.searchsorted(experts, numbers, right=True)
         self.experts, self.counts = experts, ends.diff(prepend=ends.new_zeros(1))
-        if experts.is_meta or is_fake(experts):
-            n, more = divmod(len(experts), n_experts)
-            self.sizes = [n + (i < more) for i in range(n_experts)]
-        elif not experts.is_cuda:
-            self.sizes = self.counts.tolist()
+
+    @property
+    def sizes(self) -> list[int]:
+        """The counts. Without data, as in estimates, each expert is taken to have as many rows."""
+        if not without_data(self.counts):
+            return self.counts.tolist()
+        n, more = divmod(len(self.experts), len(self.counts))
+        return [n + (i < more) for i in range(len(self.counts))]
 
 
 class ExpertLinear(StackedLinear):
-    """A linear map per expert, over `rows` of the input: one product for each expert, or PyTorch's grouped one."""
+    """A linear map per expert, over `rows` of the input: PyTorch's grouped product, or one product for each expert."""
 
     def __init__(self, n: int, one: nn.Linear, rows: Rows) -> None:
         super().__init__(n, one)
         self.rows = rows
 
+    @property
+    def grouped(self) -> bool:
+        """Whether PyTorch has a grouped product here: not in 64 bits, and only for rows of whole 16 bytes."""
+        small = self.weight.dtype != torch.float64 and self.weight.device.type in ("cpu", "cuda")
+        return small and not any(n % 8 for n in self.weight.shape[1:])
+
     def forward(self, x: Tensor) -> Tensor:
         """Map `x (N, in)` to `(N, out)`."""
-        if x.is_cuda:
-            kind = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else x.dtype
+        if self.grouped and not without_data(x):
+            device = x.device.type
+            kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
             ends = self.rows.counts.cumsum(0, dtype=torch.int32)
             y = F.grouped_mm(x.to(kind), self.weight.to(kind).transpose(1, 2), offs=ends)
         else:
             parts = zip(torch.split(x, self.rows.sizes), self.weight, strict=True)
             y = torch.cat([F.linear(part, weight) for part, weight in parts if len(part)])
         return y if self.bias is None else y + self.bias[self.rows.experts].type_as(y)
+
+
+def without_data(x: Tensor) -> bool:
+    """Whether a tensor has a shape alone, as in estimates."""
+    return x.is_meta or is_fake(x)
 
 
 class Weighted(torch.autograd.Function):
@@ -145,7 +159,8 @@ class MixtureOfExperts(nn.Module):
     @property
     def kernel(self) -> str:
         """How the experts' products are computed, for a run's summary: at once, or in a loop."""
-        return "grouped_mm" if self.router.weight.is_cuda else "loop"
+        maps = (part for part in self.experts.modules() if isinstance(part, ExpertLinear))
+        return "grouped_mm" if all(part.grouped for part in maps) else "loop"
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # the experts' numbers of rows are data
     def forward(self, x: Tensor) -> Tensor:

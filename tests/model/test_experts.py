@@ -24,10 +24,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def mixture(expert: str = "swiglu", **settings: Any) -> MixtureOfExperts:
+def mixture(*overrides: str, expert: str = "swiglu", **settings: Any) -> MixtureOfExperts:
     """The first feed-forward of a tiny decoder, with weights that choose clearly."""
-    overrides = [f"model.ffn.{key}={'null' if value is None else value}" for key, value in settings.items()]
-    ffn: MixtureOfExperts = decoder("ffn=moe", f"expert={expert}", *overrides).blocks[0].ffn.double()
+    own = [f"model.ffn.{key}={'null' if value is None else value}" for key, value in settings.items()]
+    ffn: MixtureOfExperts = decoder("ffn=moe", f"expert={expert}", *own, *overrides).blocks[0].ffn.double()
     generator = torch.Generator().manual_seed(0)
     for tensor in (*ffn.parameters(), *ffn.buffers()):
         tensor.data.normal_(0, 0.5, generator=generator)
@@ -94,6 +94,21 @@ def test_outputs_and_gradients_are_those_of_a_loop_over_tokens_and_their_experts
         (out * inputs(2, 9).roll(1)).sum().backward()
         found.append({"out": out, "x": own.grad, **{name: p.grad for name, p in ffn.named_parameters()}})
     torch.testing.assert_close(*found, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("width", [24, 25])
+def test_experts_are_computed_at_once_in_32_bits_where_rows_have_whole_16_bytes_and_equal_those_in_a_loop(
+    width: int,
+) -> None:
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        ffn, own = mixture(f"model.hidden_dim={width}", expert="gelu_bias").to(dtype), inputs(1, 3).to(dtype)
+        own.requires_grad_()
+        assert ffn.kernel == ("grouped_mm" if (width, dtype) == (24, torch.float32) else "loop")
+        out = ffn(own)
+        out.square().mean().backward()
+        found.append({"out": out, "x": own.grad, **{name: p.grad for name, p in ffn.named_parameters()}})
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5, check_dtype=False)
 
 
 def test_an_expert_that_no_token_chose_has_a_gradient_of_zero() -> None:

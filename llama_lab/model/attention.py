@@ -1,4 +1,4 @@
-"""Causal self-attention `(B, T, dim) -> (B, T, dim)`: multi-head, grouped-query and multi-query."""
+"""Self-attention `(B, T, dim) -> (B, T, dim)`: multi-head, grouped-query and multi-query."""
 
 from typing import ClassVar
 
@@ -132,7 +132,13 @@ class SoftmaxAttention(Mixer):
         if padding > 0:
             value = F.pad(value, (0, padding))
         mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=not needs_mask, scale=self.scale, enable_gqa=shared
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            is_causal=self.mask_rule.causal and not needs_mask,
+            scale=self.scale,
+            enable_gqa=shared,
         )
         return mixed[..., :width] if padding > 0 else mixed
 
@@ -163,6 +169,7 @@ class GroupedQueryAttention(SoftmaxAttention):
     sinks: one more key of zeros with a trained score per head; see `Sinks`.
     value_residual: weight of the first layer's values in those of later layers; see `ValueResidual`.
     kernel: "sdpa" is PyTorch's fused attention, "reference" the written-out one, "auto" the fused one if possible.
+    causal: False in an encoder, whose queries see both sides.
     """
 
     int8_state = True
@@ -197,8 +204,9 @@ class GroupedQueryAttention(SoftmaxAttention):
         kernel: str = "auto",
         layer: int = 0,
         n_layers: int = 1,
+        causal: bool = True,
     ) -> None:
-        rule = MaskRule(window, chunk, prefix)
+        rule = MaskRule(window, chunk, prefix, causal)
         super().__init__(2 * n_heads * head_dim, kernel, scale, temperature, rule, softcap)
         self.n_heads, self.n_kv_heads, self.head_dim = n_heads, n_kv_heads, head_dim
         self.check_heads()

@@ -1,7 +1,7 @@
 """Which keys a query sees, and what all layers share in a forward pass: positions, masks, cache lookups."""
 
 from copy import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,26 +15,29 @@ class MaskRule(NamedTuple):
 
     `sees` works on whole tensors, and on single elements as a `mask_mod` of `flex_attention`.
 
-    window: it sees itself and `window - 1` positions before (Mistral 7B, section 2).
+    window: it sees itself and `window - 1` positions before (Mistral 7B, section 2), in an encoder also after.
     chunk: it sees its own chunk; chunks of `chunk` positions are counted from position 0 (the local layers of Llama 4).
     prefix: it sees the first `prefix` positions even if they follow it, as a prefix language model does (Raffel et al.
-        2020, section 3.2.1).
+        2020, section 3.2.1), or a number for each sequence. In an encoder, it sees only these and itself.
+    causal: whether it sees no later keys but those of a prefix; False in an encoder.
     """
 
     window: int | None = None
     chunk: int | None = None
-    prefix: int | None = None
+    prefix: int | Tensor | None = None
+    causal: bool = True
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether a query at position `query` sees a key at `key`: bool, in the shape of both together.
+        """Whether a query at position `query` sees a key at `key`: bool, which broadcasts to both together.
 
         Positions are those in the query's document. No query sees negative ones: empty slots, and earlier documents.
         """
-        seen = key <= query
+        distance = query - key if self.causal else (query - key).abs()
+        seen = distance >= 0
         if self.prefix is not None:
-            seen = seen | (key < self.prefix)
+            seen = (seen if self.causal else distance == 0) | (key < self.prefix)
         if self.window is not None:
-            seen = seen & (query - key < self.window)
+            seen = seen & (distance < self.window)
         if self.chunk is not None:
             seen = seen & (query // self.chunk == key // self.chunk)
         return seen & (key >= 0)
@@ -48,6 +51,9 @@ class MaskRule(NamedTuple):
         """Mean number of keys that a query in a sequence of `length` tokens sees; not for a window with chunks."""
         reach = min(length, self.reach or length)
         before = triangles(length, reach) if self.chunk else triangles(reach, reach) + (length - reach) * reach
+        if not self.causal:
+            return (2 * before - length) / length
+        assert not isinstance(self.prefix, Tensor)
         prefix = min(length, self.prefix or 0)
         ahead = triangles(prefix, min(self.chunk or length, length)) - prefix
         return (before + ahead) / length
@@ -68,22 +74,29 @@ class AttentionContext:
     cache_positions: of the tokens in their sequences, `(T,)` without a cache; `(B, T)` with one, or `(1, T)` if all
     sequences are equally long.
     starts: where in the sequences their documents start, `(B, T)`; None if tokens see other documents.
+    prefix: of each sequence, `(B,)`, in place of the layers' own; None: theirs. See `MaskRule`.
     positions: those of the tokens in their documents, or in their sequences.
-    shared: tensors that earlier layers pass on to later ones, by name.
+    shared: what earlier layers pass on to later ones, by name.
     shortest, longest: bounds on the lengths of the sequences before this pass; shapes may depend on them.
     Masks are cached by rule and dtype, because all layers with the same rule see the same keys.
     """
 
     def __init__(
-        self, position: Position, at: Tensor, shortest: int = 0, longest: int = 0, starts: Tensor | None = None
+        self,
+        position: Position,
+        at: Tensor,
+        shortest: int = 0,
+        longest: int = 0,
+        starts: Tensor | None = None,
+        prefix: Tensor | None = None,
     ) -> None:
         self.position = position
-        self.cache_positions, self.starts = at, starts
+        self.cache_positions, self.starts, self.prefix = at, starts, prefix
         self.positions = at if starts is None else at - starts
         self.shortest, self.longest = shortest, longest
         self.rotation = position.rotation(for_heads(self.positions, 1))
         self.biased = type(position).bias is not Position.bias
-        self.shared: dict[str, Tensor] = {}
+        self.shared: dict[str, Any] = {}
         self._others: dict[Position, AttentionContext] = {}
         self._lookups: dict[int, Lookup] = {}
         self._masks: dict[tuple[MaskRule, torch.dtype], Tensor] = {}
@@ -93,7 +106,8 @@ class AttentionContext:
         if position is self.position:
             return self
         if position not in self._others:
-            own = AttentionContext(position, self.cache_positions, self.shortest, self.longest, self.starts)
+            bounds = (self.shortest, self.longest)
+            own = AttentionContext(position, self.cache_positions, *bounds, self.starts, self.prefix)
             own.shared, own._lookups = self.shared, self._lookups
             if not (own.biased or self.biased):
                 own._masks = self._masks
@@ -123,7 +137,7 @@ class AttentionContext:
 
     def needs_mask(self, rule: MaskRule, lookup: Lookup | None) -> bool:
         """Whether an explicit mask is needed; not if attention is plainly causal, or one new token sees all keys."""
-        if self.biased or self.starts is not None:
+        if self.biased or self.starts is not None or self.prefix is not None:
             return True
         n_tokens = self.cache_positions.shape[-1]
         if lookup is not None and n_tokens == 1:
@@ -133,7 +147,8 @@ class AttentionContext:
     def mask(self, rule: MaskRule, lookup: Lookup | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """The additive mask: position bias, and -inf for hidden keys.
 
-        `(Tq, Tk)` or `(H, Tq, Tk)` without a cache; `(B, 1, Tq, Tk)` or `(B, H, Tq, Tk)` with one, or with documents.
+        `(Tq, Tk)` or `(H, Tq, Tk)` without a cache; `(B, 1, Tq, Tk)` or `(B, H, Tq, Tk)` with one, with documents, or
+        with prefixes of sequences.
         """
         if (rule, dtype) in self._masks:
             return self._masks[rule, dtype]
@@ -148,6 +163,8 @@ class AttentionContext:
     def mask_of(self, rule: MaskRule, keys: Tensor) -> Tensor:
         """The float32 mask for keys at the positions `keys`."""
         start = 0 if self.starts is None else self.starts[..., None]
+        if self.prefix is not None:
+            rule = rule._replace(prefix=self.prefix[:, None, None])
         seen = for_heads(rule.sees(self.positions[..., None], keys[..., None, :] - start), 2)
         bias = self.position.bias(self.cache_positions, keys)
         if bias is None:

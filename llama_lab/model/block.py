@@ -1,5 +1,7 @@
 """Decoder blocks `(B, T, dim) -> (B, T, dim)`: where the norms and the residual connections sit."""
 
+from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -76,47 +78,73 @@ class Block(nn.Module):
         return self.dropout(self.ffn(x))  # type: ignore[no-any-return]
 
 
-class PostNorm(Block):
+Branch = Callable[[Tensor], Tensor]
+
+
+class Serial(Block):
+    """Base class of blocks whose feed-forward reads what the mixer has added; subclasses say where the norms sit.
+
+    norms: those of each branch, by the end of their names.
+    """
+
+    norms: ClassVar[tuple[str, ...]] = ("norm",)
+
+    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
+        """Transform `x (B, T, D)`."""
+        return self.add("ffn", self.feed, self.mix(x, context, state))
+
+    def mix(self, x: Tensor, context: AttentionContext, state: State | None) -> Tensor:
+        """What the feed-forward reads: `x (B, T, D)` with the mixer's branch."""
+        return self.add("attention", lambda x: self.attend(x, context, state), x)
+
+    @abstractmethod
+    def add(self, name: str, branch: Branch, x: Tensor) -> Tensor:
+        """Add a branch to `x (B, T, D)`; the names of its norms and of its scale begin with its own."""
+
+
+class PostNorm(Serial):
     """norm(x + f(x)): the 2017 Transformer (section 3.1), GPT-1. The last block's output is already normalised."""
 
     final_norm = False
 
-    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
-        """Transform `x (B, T, D)`."""
-        x = self.attention_norm(x + self.attention_scale(self.attend(x, context, state)))
-        return self.ffn_norm(x + self.ffn_scale(self.feed(x)))  # type: ignore[no-any-return]
+    def add(self, name: str, branch: Branch, x: Tensor) -> Tensor:
+        """Add a branch to `x (B, T, D)`."""
+        norm, scale = getattr(self, f"{name}_norm"), getattr(self, f"{name}_scale")
+        return norm(x + scale(branch(x)))  # type: ignore[no-any-return]
 
 
-class PreNorm(Block):
+class PreNorm(Serial):
     """x + f(norm(x)): GPT-2 (section 2.3), LLaMA; analysed by Xiong et al. 2020."""
 
-    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
-        """Transform `x (B, T, D)`."""
-        x = x + self.attention_scale(self.attend(self.attention_norm(x), context, state))
-        return x + self.ffn_scale(self.feed(self.ffn_norm(x)))  # type: ignore[no-any-return]
+    def add(self, name: str, branch: Branch, x: Tensor) -> Tensor:
+        """Add a branch to `x (B, T, D)`."""
+        norm, scale = getattr(self, f"{name}_norm"), getattr(self, f"{name}_scale")
+        return x + scale(branch(norm(x)))  # type: ignore[no-any-return]
 
 
-class Reordered(Block):
+class Reordered(Serial):
     """x + norm(f(x)): the norm on the output, inside the residual branch (OLMo 2, section 2.1)."""
 
-    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
-        """Transform `x (B, T, D)`."""
-        x = x + self.attention_scale(self.attention_norm(self.attend(x, context, state)))
-        return x + self.ffn_scale(self.ffn_norm(self.feed(x)))  # type: ignore[no-any-return]
+    def add(self, name: str, branch: Branch, x: Tensor) -> Tensor:
+        """Add a branch to `x (B, T, D)`."""
+        norm, scale = getattr(self, f"{name}_norm"), getattr(self, f"{name}_scale")
+        return x + scale(norm(branch(x)))  # type: ignore[no-any-return]
 
 
-class Sandwich(Block):
+class Sandwich(Serial):
     """x + norm(f(norm(x))): a norm on both sides (CogView, Ding et al. 2021, section 2.4; Gemma 2)."""
+
+    norms = ("norm", "post_norm")
 
     def __init__(self, dim: int, attention: Mixer, ffn: nn.Module, norm: Norm, **others: Any) -> None:
         super().__init__(dim, attention, ffn, norm, **others)
         self.attention_post_norm = norm(dim)
         self.ffn_post_norm = norm(dim)
 
-    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
-        """Transform `x (B, T, D)`."""
-        x = x + self.attention_scale(self.attention_post_norm(self.attend(self.attention_norm(x), context, state)))
-        return x + self.ffn_scale(self.ffn_post_norm(self.feed(self.ffn_norm(x))))  # type: ignore[no-any-return]
+    def add(self, name: str, branch: Branch, x: Tensor) -> Tensor:
+        """Add a branch to `x (B, T, D)`."""
+        before, after = getattr(self, f"{name}_norm"), getattr(self, f"{name}_post_norm")
+        return x + getattr(self, f"{name}_scale")(after(branch(before(x))))  # type: ignore[no-any-return]
 
 
 class Parallel(Block):

@@ -1,7 +1,7 @@
 """The decoder-only language model: embeddings, blocks, head. Components are built by factories."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +15,12 @@ from .loss import IGNORE, head_loss
 from .mixer import NEW_STATE, Mixer, call, class_name
 from .norm import Norm
 from .state import DecoderState, State
+from .tower import Tower
 
 LARGEST = 2**30  # of any size, so that the bytes of a matrix fit into 64 bits
 
 
-class Decoder(nn.Module):
+class Decoder(Tower):
     """A decoder built from one component per slot; each slot is a factory.
 
     Those of position, attention, ffn and init are called with the following arguments that their signatures name.
@@ -67,38 +68,13 @@ class Decoder(nn.Module):
             raise ValueError(f"dropout={dropout}: must be at least 0 and less than 1")
         self.vocab_size, self.dim, self.max_seq_len = vocab_size, dim, max_seq_len
         self.embedding = embedding(vocab_size=vocab_size, dim=dim, norm=norm)
-        self.dropout = nn.Dropout(dropout)
-        others = [
-            (one["at"], call(one["position"], **sizes, norm=norm, layers=one["at"]))
-            for one in layers
-            if "position" in one
-        ]
-        self._positions: dict[int, Position] = {layer: other for at, other in others for layer in at}
-        usual = [layer for layer in range(n_layers) if layer not in self._positions]
-        self.position: Position = call(position, **sizes, norm=norm, layers=usual)
-        check_positions(self.position, *(other for _, other in others))
-        self.other_positions = nn.ModuleList(other for _, other in others)
-        self.blocks = nn.ModuleList()
-        for layer in range(n_layers):
-            own: dict[str, Any] = {"attention": attention, "ffn": ffn, "norm": norm, "block": block, **sizes}
-            for one in layers:
-                own |= dict(one) if layer in one["at"] else {}
-            given = {name: own[name] for name in (*sizes, "norm")} | {"layer": layer}
-            parts = {name: call(own[name], **given) for name in ("attention", "ffn")}
-            self.blocks.append(own["block"](dim=dim, **parts, norm=own["norm"], dropout=dropout))
-        for i, mixer in enumerate(self.mixers):
-            if not isinstance(mixer, Mixer):
-                raise ValueError(f"attention={class_name(mixer)}: must be a subclass of llama_lab.model.mixer.Mixer")
+        self.make_blocks(sizes, norm, position, attention, ffn, block, layers, dropout)
+        for mixer in self.mixers:
             if document_start_id is not None and not mixer.documents:
                 raise ValueError(
                     f"attention={class_name(mixer)}: tokens see other documents; set data.document_mask=false, or have "
                     f"it start anew where context.positions is 0, and say so with `documents = True`"
                 )
-            mixer.bind_position(self.position_at(i))
-        if ended := self.length_error(max_seq_len):
-            raise ValueError(f"max_seq_len={max_seq_len}: {ended}; make it smaller, or choose another position")
-        for mixer in self.mixers[1:]:
-            mixer.bind_first_layer(self.mixers[0])
         self.prefix = max(mixer.prefix for mixer in self.mixers)
         if self.prefix >= max_seq_len:
             raise ValueError(f"attention.prefix={self.prefix}: max_seq_len={max_seq_len} ends there; make it smaller")
@@ -108,7 +84,6 @@ class Decoder(nn.Module):
                 f"set it to null, or data.document_mask=false"
             )
         self.document_start_id = document_start_id
-        self.norm = norm(dim) if self.blocks[-1].final_norm else None
         self.weight_init, self.seed = call(init, n_layers=n_layers), seed
         initialise(self, self.weight_init, seed)
 
@@ -160,10 +135,7 @@ class Decoder(nn.Module):
 
     def run_blocks(self, tokens: Tensor, context: AttentionContext, states: Sequence[State] | None = None) -> Tensor:
         """Embeddings, blocks and final norm: `tokens (B, T)` to `(B, T, D)`; updates the mixers' `states` in place."""
-        x = self.dropout(self.position.embed(self.embedding(tokens), context.positions))
-        for i, block in enumerate(self.blocks):
-            x = block(x, context.of(self.position_at(i)), None if states is None else states[i])
-        return x if self.norm is None else self.norm(x)  # type: ignore[no-any-return]
+        return self.transform(self.embedding(tokens), context, states)
 
     @property
     def decodes(self) -> bool:
@@ -197,48 +169,8 @@ class Decoder(nn.Module):
         lengths, starts = (torch.zeros(batch_size, dtype=torch.long, device=at) for at in ("cpu", weight.device))
         return DecoderState(layers, lengths, starts, context, slides)
 
-    def position_at(self, layer: int) -> Position:
-        """The position encoding that acts in a layer, counted from 0."""
-        return self.encoding_of(layer).at_layer(layer)
-
-    def encoding_of(self, layer: int) -> Position:
-        """The encoding module of a layer, counted from 0; other layers may share it."""
-        return self._positions.get(layer, self.position)
-
-    def length_error(self, length: int) -> str:
-        """Error message if a position encoding supports fewer than `length` positions; empty if none does."""
-        for one in self.encodings:
-            if one.max_positions is not None and length > one.max_positions:
-                return f"{type(one).__name__.lower()} positions end at {one.max_positions}"
-        return ""
-
-    @property
-    def encodings(self) -> list[Position]:
-        """All position encodings, the default one first."""
-        return [self.position, *cast(Iterable[Position], self.other_positions)]
-
     @property
     def max_context(self) -> int | None:
         """Largest number of tokens; None if the states of all layers stop growing and positions have no limit."""
         slides = all(mixer.max_state_tokens is not None for mixer in self.mixers)
         return None if slides and not any(one.max_positions for one in self.encodings) else self.max_seq_len
-
-    @property
-    def mixers(self) -> list[Mixer]:
-        """The mixer of each block, from the first."""
-        return [cast(Block, block).attention for block in self.blocks]
-
-    @property
-    def feedforwards(self) -> list[nn.Module]:
-        """The feed-forward of each block, from the first."""
-        return [cast(Block, block).ffn for block in self.blocks]
-
-
-def check_positions(usual: Position, *others: Position) -> None:
-    """Raise ValueError if layers have different encodings and one of them is added to the embeddings."""
-    for one in (usual, *others) if others else ():
-        if type(one).embed is not Position.embed:
-            raise ValueError(
-                f"layers: {type(one).__name__} positions are added to the embeddings, before all layers, which cannot "
-                f"differ in them; choose rope, alibi, relative, shaw or none"
-            )

@@ -116,9 +116,9 @@ class Relation(NamedTuple):
 class Position(nn.Module):
     """Base class of position encodings, and no encoding (NoPE, Kazemnejad et al. 2023): all hooks do nothing.
 
-    An encoding is built with those of the decoder's sizes that its `__init__` names, and with `layers`, the numbers of
-    those in which it acts. One instance serves them all; override `at_layer` to change that. max_positions: how many
-    positions it has; None for no limit.
+    An encoding is built with those of the decoder's sizes that its `__init__` names, and so with `layers`, the numbers
+    of those in which it acts, and `causal`, which is False in an encoder. One instance serves them all; override
+    `at_layer` to change that. max_positions: how many positions it has; None for no limit.
     """
 
     max_positions: int | None = None

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from .attention import SoftmaxAttention
-from .attention_context import AttentionContext
+from .attention_context import AttentionContext, MaskRule
 from .encoding import rotate
 from .init import ResidualOutput
 from .mixer import norm_with, require_kv_heads
@@ -26,6 +26,7 @@ class LatentAttention(SoftmaxAttention):
     scale: multiplies the scores (DeepSeek-V3 with YaRN); None: 1 / sqrt(nope_dim + head_dim).
     temperature: factors of the queries by position (Mistral 4); see `temperature.py`.
     kernel: "sdpa" is PyTorch's fused attention, "reference" the written-out one, "auto" the fused one.
+    causal: False in an encoder, whose queries see both sides.
     """
 
     scores = ("query", "query_up", "latent")
@@ -45,6 +46,7 @@ class LatentAttention(SoftmaxAttention):
         scale: float | None = None,
         temperature: Temperature | None = None,
         kernel: str = "auto",
+        causal: bool = True,
     ) -> None:
         require_kv_heads(n_kv_heads, n_heads, f"attention=mla has keys and values for each head, {n_heads}")
         for name, size in {
@@ -57,7 +59,9 @@ class LatentAttention(SoftmaxAttention):
                 raise ValueError(f"attention.{name}={size}: must be a positive whole number")
         norm = norm_with(norm, "latent_eps", "eps", latent_eps)
         scale = (nope_dim + head_dim) ** -0.5 if scale is None else scale
-        super().__init__(n_heads * (nope_dim + head_dim + value_dim), kernel, scale, temperature)
+        super().__init__(
+            n_heads * (nope_dim + head_dim + value_dim), kernel, scale, temperature, MaskRule(causal=causal)
+        )
         self.n_heads, self.head_dim, self.kv_rank = n_heads, head_dim, kv_rank
         self.nope_dim, self.value_dim = nope_dim, value_dim
         width = n_heads * (nope_dim + head_dim)

@@ -1,7 +1,7 @@
 """The interface of mixers: attention, or what replaces it. Only in the mixer do tokens see other tokens.
 
 A factory of mixers is called with those of these arguments that its signature names: dim, n_heads, n_kv_heads,
-head_dim, hidden_dim, max_seq_len, n_layers, norm, and layer, counted from 0.
+head_dim, hidden_dim, max_seq_len, n_layers, norm, layer, counted from 0, and causal, which is False in an encoder.
 """
 
 from abc import ABC, abstractmethod

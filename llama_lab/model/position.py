@@ -258,6 +258,8 @@ class Rope(Position):
 class Alibi(Position):
     """Scores fall linearly with distance, each head with its own slope (Press et al. 2021, section 3). No parameters.
 
+    They fall alike for keys before and after the query, where these are seen.
+
     The slopes are the geometric sequence 2^(-8/n), ..., 2^-8. If the number of heads is not a power of two, they are
     the sequence of the power below, then every other term of the one above, as in the authors' code. `max_exponent` is
     the 8 of these (MPT's `alibi_bias_max`), and `slope_scale` multiplies all slopes (Falcon: 1 / sqrt(head_dim)).
@@ -274,7 +276,7 @@ class Alibi(Position):
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Float32 `(..., H, Tq, Tk)`: minus slope times distance."""
         slopes = torch.tensor(self.slopes, dtype=torch.float32).to(query_positions.device, non_blocking=True)
-        distance = query_positions[..., :, None] - key_positions[..., None, :]
+        distance = (query_positions[..., :, None] - key_positions[..., None, :]).abs()
         return -slopes[:, None, None] * distance.float()[..., None, :, :]
 
 
@@ -296,13 +298,17 @@ class RopeAlibi(Rope):
 class Relative(Position):
     """A trained bias per head and bucket of distance, shared by all layers (Raffel et al. 2020, section 2.1, T5).
 
-    Half of the `n_buckets` hold exact distances, the other half grow logarithmically up to `max_distance`.
+    Half of the `n_buckets` hold exact distances, the other half grow logarithmically up to `max_distance`. In an
+    encoder, which is not `causal`, half of them are so used for keys up to the query, and the others for keys after it.
     """
 
-    def __init__(self, n_heads: int, n_buckets: int = 32, max_distance: int = 128, std: float = 0.02) -> None:
+    def __init__(
+        self, n_heads: int, n_buckets: int = 32, max_distance: int = 128, std: float = 0.02, causal: bool = True
+    ) -> None:
         super().__init__()
-        if n_buckets < 2:
-            raise ValueError(f"position.n_buckets={n_buckets}: must be at least 2")
+        self.causal, self.of_a_side = causal, n_buckets if causal else n_buckets // 2
+        if self.of_a_side < 2:
+            raise ValueError(f"position.n_buckets={n_buckets}: must be at least {2 if causal else 4}")
         if max_distance <= n_buckets // 2:
             raise ValueError(
                 f"position.max_distance={max_distance}: must exceed position.n_buckets / 2 = {n_buckets // 2}"
@@ -312,13 +318,14 @@ class Relative(Position):
         self.table = Table(n_buckets, n_heads, std)
 
     def buckets(self, distance: Tensor) -> Tensor:
-        """Bucket of each distance, int64 of the same shape; keys after the query, which are masked, get bucket 0."""
-        n_buckets = self.table.num_embeddings
+        """Bucket of each distance, int64 of the same shape; keys after the query, if masked or in a prefix, get 0."""
+        n_buckets = self.of_a_side
         exact = n_buckets // 2
-        distance = distance.clamp(min=0)
+        first = 0 if self.causal else (distance < 0) * n_buckets
+        distance = distance.clamp(min=0) if self.causal else distance.abs()
         growth = (distance.clamp(min=1).float() / exact).log() / math.log(self.max_distance / exact)
         logarithmic = exact + (growth * (n_buckets - exact)).long()
-        return torch.where(distance < exact, distance, logarithmic.clamp(max=n_buckets - 1))
+        return first + torch.where(distance < exact, distance, logarithmic.clamp(max=n_buckets - 1))
 
     def bias(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Float32 `(..., H, Tq, Tk)`."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from llama_lab.config.components import build_model
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.attention_context import AttentionContext, MaskRule
+from llama_lab.model.encoding import Position
 from llama_lab.model.generate import _static_step, prefill
 from llama_lab.model.mixer import Mixer
 from llama_lab.model.state import State
@@ -62,15 +63,16 @@ def influence(model: Decoder, tokens: Tensor, readers: slice) -> list[bool]:
     window=st.none() | st.integers(1, 12),
     chunk=st.none() | st.integers(1, 12),
     prefix=st.none() | st.integers(2, 30),
+    causal=st.booleans(),
 )
 def test_a_query_sees_what_all_settings_let_it_see(
-    length: int, window: int | None, chunk: int | None, prefix: int | None
+    length: int, window: int | None, chunk: int | None, prefix: int | None, causal: bool
 ) -> None:
-    rule, cache_positions = MaskRule(window, chunk, prefix), torch.arange(length)
+    rule, cache_positions = MaskRule(window, chunk, prefix, causal), torch.arange(length)
     seen = [
         [
-            (k <= q or k < (prefix or 0))
-            and (window is None or k > q - window)
+            ((k <= q or k < (prefix or 0)) if causal else (k == q or k < (length if prefix is None else prefix)))
+            and (window is None or (k > q - window if causal else abs(k - q) < window))
             and (chunk is None or k // chunk == q // chunk)
             for k in range(length)
         ]
@@ -78,8 +80,33 @@ def test_a_query_sees_what_all_settings_let_it_see(
     ]
     assert rule.sees(cache_positions[:, None], cache_positions).tolist() == seen
     assert not rule.sees(cache_positions, cache_positions - length).any(), "negative positions are never seen"
-    if window is None or chunk is None:
+    if (window is None or chunk is None) and (causal or prefix is None):
         assert rule.mean_keys(length) == sum(map(sum, seen)) / length
+
+
+def test_the_masks_of_an_encoder_are_these() -> None:
+    """Of six positions, by query; `x` is a key that it sees."""
+    tables = {
+        MaskRule(causal=False): "xxxxxx xxxxxx xxxxxx xxxxxx xxxxxx xxxxxx",
+        MaskRule(window=2, causal=False): "xx.... xxx... .xxx.. ..xxx. ...xxx ....xx",
+        MaskRule(chunk=4, causal=False): "xxxx.. xxxx.. xxxx.. xxxx.. ....xx ....xx",
+        MaskRule(prefix=3, causal=False): "xxx... xxx... xxx... xxxx.. xxx.x. xxx..x",
+        MaskRule(prefix=3): "xxx... xxx... xxx... xxxx.. xxxxx. xxxxxx",
+    }
+    context = AttentionContext(Position(), torch.arange(6))
+    for rule, table in tables.items():
+        assert ["".join("x" if key == 0 else "." for key in query) for query in context.mask(rule)] == table.split()
+        assert rule.prefix or rule.mean_keys(6) == table.count("x") / 6
+
+
+@torch.no_grad()
+def test_a_prefix_of_its_own_for_each_sequence_is_that_of_a_layer() -> None:
+    tokens = packed().expand(2, -1)
+    own = model_of("alibi", MaskRule())
+    context = AttentionContext(own.position, torch.arange(LENGTH), prefix=torch.tensor([7, 3]))
+    each = [model_of("alibi", MaskRule(prefix=prefix)) for prefix in (7, 3)]
+    expected = torch.stack([model.hidden_states(tokens[:1])[0] for model in each])
+    torch.testing.assert_close(own.run_blocks(tokens, context), expected)
 
 
 @pytest.mark.parametrize(

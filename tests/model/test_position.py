@@ -157,6 +157,7 @@ def test_alibi_slopes_equal_blooms() -> None:
     far = Alibi(8).bias(torch.tensor([2049]), torch.arange(2050))[:, 0]  # they fall linearly with distance
     assert far[:, -1].tolist() == [0.0] * 8
     assert far[:, 0].tolist() == [-2049 * 2.0 ** -(head + 1) for head in range(8)]
+    assert torch.equal(Alibi(8).bias(torch.tensor([3]), torch.arange(7)), far[:, [-4, -3, -2, -1, -2, -3, -4]][:, None])
 
 
 def test_alibi_slopes_equal_mpts_at_its_exponent() -> None:
@@ -189,6 +190,11 @@ def test_relative_buckets_equal_t5s() -> None:
     for n_buckets, max_distance in ((32, 128), (32, 1000), (8, 20), (64, 2048)):
         expected = T5Attention._relative_position_bucket(-distance, False, n_buckets, max_distance)
         assert torch.equal(Relative(2, n_buckets, max_distance).buckets(distance), expected)
+        both = torch.arange(-4000, 4001)
+        expected = T5Attention._relative_position_bucket(-both, True, n_buckets, max_distance)
+        assert torch.equal(Relative(2, n_buckets, max_distance, causal=False).buckets(both), expected)
+    with pytest.raises(ValueError, match=r"^position.n_buckets=3: must be at least 4"):
+        Relative(2, 3, causal=False)
 
 
 def test_relative_biases_come_from_the_heads_own_column() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention
+from llama_lab.model.shaw import Shaw
 from tests.composing import decoder, lively
 
 CLIP = 5
@@ -48,6 +49,15 @@ def test_attention_equals_the_papers_sums(per_head: bool, values: bool, n_kv_hea
         mixed[b, i, head] = (keys @ query[b, head, i] / 8**0.5).softmax(0) @ seen
     expected = mixed.flatten(2) @ mixer.output.weight.double().T
     torch.testing.assert_close(attention_of(model, x).double(), expected, rtol=0, atol=1e-5)
+
+
+def test_an_encoder_has_vectors_for_both_directions() -> None:
+    one_way, both = (Shaw(4, 8, [0], CLIP, causal=causal).at_layer(0) for causal in (True, False))
+    ahead = torch.arange(20)
+    rows = both.relation(torch.tensor([10]), ahead).rows[0].tolist()
+    assert rows == [5] * 5 + [5, 4, 3, 2, 1, 0, 10, 9, 8, 7, 6] + [6] * 4
+    assert both.relation(ahead, ahead).keys.shape == (4, 2 * CLIP + 1, 8)
+    assert one_way.relation(torch.tensor([10]), ahead).rows[0].tolist() == [5] * 5 + [5, 4, 3, 2, 1] + [0] * 10
 
 
 def test_every_layer_in_which_it_acts_has_vectors_of_its_own() -> None:

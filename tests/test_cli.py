@@ -376,7 +376,8 @@ NUMBERS = (
     "model.dim model.dropout size.mlp_ratio model.norm.eps model.position.theta model.max_seq_len model.vocab_size"
 )
 NUMBERS += " data.val_fraction data.document_chars train.tokens train.batch_size train.micro_batch_size train.grad_clip"
-NUMBERS += " train.z_loss train.ema seed data.seed optim.lr schedule.final trainer.devices trainer.num_nodes"
+NUMBERS += " train.z_loss train.label_smoothing train.ema seed data.seed optim.lr schedule.final trainer.devices"
+NUMBERS += " trainer.num_nodes"
 GLOBAL = "model.attention.window=4 pattern=global_every_2nd pattern.global.at"
 ROTATED = "model.attention.qk_norm_rotated=true"
 VALUES = {f"{key}=abc": f"{key}=abc: " for key in NUMBERS.split()} | {
@@ -389,6 +390,7 @@ VALUES = {f"{key}=abc": f"{key}=abc: " for key in NUMBERS.split()} | {
     "train.micro_batch_size=3": "train.batch_size=8: not a multiple of 3.*6 and 9 are",
     "train.micro_batch_size=2.0": "train.micro_batch_size=2.0: ",
     "train.ema=-0.1": "train.ema=-0.1: must be at least 0",
+    "train.label_smoothing=1": "train.label_smoothing=1: must be more than 0 and less than 1",
     "seed=1.5": "seed=1.5: ",
     "logger.wandb=maybe": "logger.wandb=maybe: .*true",
     f"name={300 * 'n'}": "name=nnnnn.*use at most 255 letters",

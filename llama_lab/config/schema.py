@@ -123,6 +123,7 @@ KEYS = {
     "train.micro_batch_size": maybe(int),
     "train.recompute": Key(role="place"),
     "train.grad_clip": maybe(float),
+    "train.label_smoothing": maybe(float),
     "train.ema": maybe(float),
     "train.log_every": Key(role="place"),
     "train.telemetry": Key(role="place"),

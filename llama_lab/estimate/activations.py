@@ -123,7 +123,8 @@ class Footprint:
             for p in model.parameters():
                 p.grad = torch.zeros_like(p)  # so that backward passes add to it, as after a step's first micro-batch
             optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
-            module = LanguageModel(model, optimizer, schedule, self.steps, 1, z_loss=cfg.train.z_loss)
+            weights = cfg.train.z_loss, cfg.train.label_smoothing or 0.0
+            module = LanguageModel(model, optimizer, schedule, self.steps, 1, None, *weights)
             return step_bytes(module, tokens, self.mixed)
 
     @cached_property

@@ -94,9 +94,11 @@ class Decoder(Tower):
         """
         return self.embedding.logits(self.hidden_states(tokens, state))
 
-    def loss(self, tokens: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
+    def loss(
+        self, tokens: Tensor, targets: Tensor, z_loss: float = 0.0, label_smoothing: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """The summed loss of `tokens (B, T)` against `targets (B, T)`, and its objective; see `head_loss`."""
-        return head_loss(self.embedding, self.hidden_states(tokens), targets, z_loss)
+        return head_loss(self.embedding, self.hidden_states(tokens), targets, z_loss, label_smoothing)
 
     def hidden_states(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
         """Final hidden states `(B, T, D)`, the input of the head; see `forward`."""

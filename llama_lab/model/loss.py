@@ -6,6 +6,7 @@ place into their gradient, and accumulates the gradients of head and input: exac
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,31 +23,39 @@ CHUNK = {"cpu": 2**20, "cuda": 2**27}
 """Logits in a chunk. A CPU's stay in its cache; a GPU's are as large as its matrix products need."""
 
 
-def head_loss(embedding: Embedding, x: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of `x (B, T, D)` through the head against `targets (B, T)`, and the objective with z-loss.
+def head_loss(
+    embedding: Embedding, x: Tensor, targets: Tensor, z_loss: float = 0.0, label_smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Cross-entropy of `x (B, T, D)` through the head against `targets (B, T)`, and the objective.
 
-    Both are sums over tokens, in float32 or better; negative targets add nothing. The z-loss is `z_loss` times the
-    squared log-partition. Only the objective has a gradient.
+    Both are sums over tokens, in float32 or better; negative targets add nothing. The objective is the cross-entropy
+    against targets of which `label_smoothing` is spread over the vocabulary (Szegedy et al. 2015, section 7), plus
+    `z_loss` times the squared log-partition. Only the objective has a gradient.
     """
     head = embedding.head
     if type(embedding).logits is not Embedding.logits or not is_plain(head):
-        return plain_loss(embedding.logits(x), targets, z_loss)
+        return plain_loss(embedding.logits(x), targets, z_loss, label_smoothing)
     inputs = [embedding.scaled(x).flatten(0, -2), head.weight, head.bias]
     if not torch.is_grad_enabled():  # which the function cannot see: it would compute gradients for nobody
         inputs = [p if p is None else p.detach() for p in inputs]
     nll, objective = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-        *inputs, targets.flatten(), embedding.logit_softcap, z_loss
+        *inputs, targets.flatten(), embedding.logit_softcap, z_loss, label_smoothing
     )
     return nll, objective
 
 
-def plain_loss(logits: Tensor, targets: Tensor, z_loss: float = 0.0) -> tuple[Tensor, Tensor]:
+def plain_loss(
+    logits: Tensor, targets: Tensor, z_loss: float = 0.0, label_smoothing: float = 0.0
+) -> tuple[Tensor, Tensor]:
     """`head_loss` from full `logits (B, T, V)`: for custom heads, and the reference of the chunked one."""
     logits, targets = logits.to(wide_type(logits.dtype)).flatten(0, -2), targets.flatten()
-    nll = F.cross_entropy(logits, targets.clamp(min=-1), ignore_index=-1, reduction="sum")
-    if not z_loss:
-        return nll.detach(), nll
-    return nll.detach(), nll + z_loss * logits[targets >= 0].logsumexp(-1).square().sum()
+    cross_entropy = partial(F.cross_entropy, logits, targets.clamp(min=-1), ignore_index=-1, reduction="sum")
+    nll = objective = cross_entropy()
+    if label_smoothing:
+        objective = cross_entropy(label_smoothing=label_smoothing)
+    if z_loss:
+        objective = objective + z_loss * logits[targets >= 0].logsumexp(-1).square().sum()
+    return nll.detach(), objective
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -54,7 +63,14 @@ class ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, softcap: float | None, z_loss: float
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        softcap: float | None,
+        z_loss: float,
+        smoothing: float,
     ) -> tuple[Tensor, Tensor]:
         """The two sums for `x (N, D)`, `weight (V, D)`, `bias (V,)` and `targets (N,)`."""
         device = x.device.type
@@ -75,10 +91,10 @@ class ChunkedLoss(torch.autograd.Function):
                 if softcap is not None:
                     logits = logits.div_(softcap).tanh_().mul_(softcap)
                 logs = logits.log_softmax(-1)
-                sums += chunk_sums(logits, logs, targets[part, None])
+                sums += chunk_sums(logits, logs, targets[part, None], z_loss, smoothing)
                 if not any(ctx.needs_input_grad):
                     continue
-                grad = chunk_gradient(logits, logs, targets[part, None], softcap, z_loss).to(kind)
+                grad = chunk_gradient(logits, logs, targets[part, None], softcap, z_loss, smoothing).to(kind)
                 del logits, logs  # before the products, which need memory of their own
                 if grad_x is not None:
                     grad_x[part] = (grad @ w).masked_fill_(ignored, 0)
@@ -87,15 +103,15 @@ class ChunkedLoss(torch.autograd.Function):
                 if grad_bias is not None:
                     add_product(grad_bias[:, None], grad.T, (~ignored).type_as(grad))
         ctx.save_for_backward(*grads)
-        nll, squares = sums.unbind()
+        nll, objective = sums.unbind()
         ctx.mark_non_differentiable(nll)
-        return nll, nll + z_loss * squares
+        return nll, objective
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of `x`, `weight` and `bias`."""
-        return (*(g if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors), None, None, None)
+        return (*(g if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors), *4 * [None])
 
 
 def chunks(n: int, size: int) -> Iterator[slice]:
@@ -103,15 +119,19 @@ def chunks(n: int, size: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, n, size))
 
 
-def chunk_sums(logits: Tensor, logs: Tensor, targets: Tensor) -> Tensor:
-    """Sums of loss and squared log-partition `(2,)` of `logits (N, V)` and their log-softmax; `targets (N, 1)`."""
+def chunk_sums(logits: Tensor, logs: Tensor, targets: Tensor, z_loss: float, smoothing: float) -> Tensor:
+    """Sums of loss and objective `(2,)` of `logits (N, V)` and their log-softmax; `targets (N, 1)`."""
     index = targets.clamp(min=0)
-    chosen = logs.gather(-1, index)
-    partition = logits.gather(-1, index) - chosen
-    return torch.cat((-chosen, partition.square()), -1).masked_fill(targets < 0, 0).sum(0)
+    nll = -logs.gather(-1, index)
+    objective = nll + z_loss * (logits.gather(-1, index) + nll).square()
+    if smoothing:
+        objective -= smoothing * (logs.mean(-1, keepdim=True) + nll)
+    return torch.cat((nll, objective), -1).masked_fill(targets < 0, 0).sum(0)
 
 
-def chunk_gradient(logits: Tensor, logs: Tensor, targets: Tensor, softcap: float | None, z_loss: float) -> Tensor:
+def chunk_gradient(
+    logits: Tensor, logs: Tensor, targets: Tensor, softcap: float | None, z_loss: float, smoothing: float
+) -> Tensor:
     """Gradient `(N, V)` of the objective by the logits before `softcap`; arbitrary for negative `targets (N, 1)`.
 
     Overwrites `logits` and their log-softmax.
@@ -121,7 +141,9 @@ def chunk_gradient(logits: Tensor, logs: Tensor, targets: Tensor, softcap: float
     grad = logs.exp_()
     if factor is not None:
         grad *= factor
-    grad.scatter_add_(-1, index, grad.new_full(index.shape, -1))
+    if smoothing:
+        grad -= smoothing / grad.shape[-1]
+    grad.scatter_add_(-1, index, grad.new_full(index.shape, smoothing - 1))
     if softcap is not None:
         grad *= logits.square_().mul_(-(softcap**-2)).add_(1)  # 1 - tanh²
     return grad

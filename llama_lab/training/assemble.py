@@ -25,6 +25,7 @@ def build_module(run: Run, model: Decoder, bytes_per_token: float) -> LanguageMo
         bytes_per_token,
         grad_clip=train.grad_clip,
         z_loss=train.z_loss,
+        label_smoothing=train.label_smoothing or 0.0,
         seed=cfg.seed,
         with_accuracy=is_probe(cfg),
         ema=train.ema,

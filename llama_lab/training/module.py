@@ -25,7 +25,7 @@ class LanguageModel(L.LightningModule):
     """Trains `model` on next-token prediction.
 
     optimizer: factory that takes the model. schedule: maps step and number of steps to a factor of the learning rate.
-    grad_clip: maximum gradient norm; None: no clipping. z_loss: weight of the squared log-partition. bytes_per_token:
+    grad_clip: maximum gradient norm; None: no clipping. z_loss, label_smoothing: see `head_loss`. bytes_per_token:
     of the validation text, for bits per byte. seed: of dropout. with_accuracy: validation also reports the share of
     targets with the largest logit. ema: decay per optimizer step of an exponential moving average of the weights
     (Polyak & Juditsky 1992), which starts at the initial weights and is validated, too; None: no average.
@@ -49,6 +49,7 @@ class LanguageModel(L.LightningModule):
         bytes_per_token: float,
         grad_clip: float | None = None,
         z_loss: float = 0.0,
+        label_smoothing: float = 0.0,
         seed: int = 0,
         with_accuracy: bool = False,
         ema: float | None = None,
@@ -61,7 +62,7 @@ class LanguageModel(L.LightningModule):
         self._update_ema = get_ema_multi_avg_fn(ema or 0.0)  # type: ignore[no-untyped-call]
         self.steps = steps
         self.grad_clip = grad_clip
-        self.z_loss = z_loss
+        self.z_loss, self.label_smoothing = z_loss, label_smoothing
         self.bytes_per_token = bytes_per_token
         self.seed = seed
         self.with_accuracy = with_accuracy
@@ -108,18 +109,18 @@ class LanguageModel(L.LightningModule):
         self.auxiliary.add("loss", torch.stack(losses).mean())
 
     def loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean loss of a micro-batch in nats per token, and the objective: the loss plus the z-loss.
+        """Mean loss of a micro-batch in nats per token, and the objective, with smoothing and z-loss.
 
         The objective has the gradients of the terms that modules add, not their values.
         """
         targets = self.model.mask_prefix_targets(targets)
         with self.auxiliary.collecting():
-            nll, objective = self.model.loss(inputs, targets, self.z_loss)
+            nll, objective = self.model.loss(inputs, targets, self.z_loss, self.label_smoothing)
         predicted = (targets != IGNORE).sum()
         return nll / predicted, self.auxiliary.join(objective / predicted)
 
     def pop_train_metrics(self) -> dict[str, float]:
-        """Means since the last call, over all ranks: the loss, without the z-loss, and what modules have added.
+        """Means since the last call, over all ranks: the loss, plain, and what modules have added.
 
         Synchronizes with the device. Raises ValueError if ranks have added different metrics.
         """

@@ -148,6 +148,9 @@ def check_numbers(cfg: DictConfig) -> None:
         raise ConfigError(f"train.tokens={train.tokens:g}: must not exceed {MAX_TOKENS:g}; write 2e9 for two billion")
     if train.grad_clip is not None and train.grad_clip <= 0:
         raise ConfigError(f"train.grad_clip={train.grad_clip}: must be positive, or null for no clipping")
+    if train.label_smoothing is not None and not 0 < train.label_smoothing < 1:
+        problem = "must be more than 0 and less than 1, such as 0.1; null smooths none"
+        raise ConfigError(f"train.label_smoothing={train.label_smoothing}: {problem}")
     if train.recompute not in PARTS:
         raise ConfigError(f"train.recompute={train.recompute}: unknown; choose {' | '.join(PARTS)}")
     if train.ema is not None and not 0 <= train.ema < 1:

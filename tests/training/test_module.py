@@ -13,9 +13,10 @@ from torch.optim import SGD
 
 from llama_lab.data.windows import ValWindows
 from llama_lab.model import Decoder
+from llama_lab.training.assemble import build_module
 from llama_lab.training.module import LanguageModel
 from tests.composing import decoder
-from tests.training.tiny import Pieces, logged, nll_by_hand, pieces, trained, trained_state
+from tests.training.tiny import Pieces, logged, nll_by_hand, pieces, planned, trained, trained_state
 
 STEP = 8 * 32  # tokens
 
@@ -87,8 +88,8 @@ def test_a_validation_that_counts_right_answers_runs_the_model_once_a_batch(monk
 # Training
 
 
-def language_model(model: Decoder, z_loss: float = 0.0) -> LanguageModel:
-    return LanguageModel(model, sgd(1.0), lambda step, steps: 1.0, steps=1, bytes_per_token=1, z_loss=z_loss)
+def language_model(model: Decoder, **weights: float) -> LanguageModel:
+    return LanguageModel(model, sgd(1.0), lambda step, steps: 1.0, steps=1, bytes_per_token=1, **weights)
 
 
 def test_z_loss_adds_its_weight_times_the_mean_squared_log_partition() -> None:
@@ -97,7 +98,7 @@ def test_z_loss_adds_its_weight_times_the_mean_squared_log_partition() -> None:
         p.data.mul_(5)  # else all positions have the same log-partition
     tokens = torch.randint(97, (3, 33), generator=torch.Generator().manual_seed(0))
     batch = tokens[:, :-1], tokens[:, 1:]
-    plain, with_z = (language_model(model, z_loss).loss(*batch)[1] for z_loss in (0.0, 0.25))
+    plain, with_z = (language_model(model, z_loss=z_loss).loss(*batch)[1] for z_loss in (0.0, 0.25))
     logits = model(batch[0]).double()
     cross_entropy = F.cross_entropy(logits.flatten(0, 1), batch[1].flatten())
     z = logits.exp().sum(-1).log().square().mean()
@@ -105,7 +106,19 @@ def test_z_loss_adds_its_weight_times_the_mean_squared_log_partition() -> None:
     assert (with_z - plain).item() == pytest.approx(0.25 * z.item(), rel=1e-5)
 
 
-def test_the_logged_training_loss_is_the_mean_since_the_last_row_without_the_z_loss(settings: list[str]) -> None:
+def test_label_smoothing_of_a_run_is_in_what_it_minimises_and_not_in_its_loss(settings: list[str]) -> None:
+    model, tokens = decoder(), torch.arange(33)[None]
+    batch = tokens[:, :-1], tokens[:, 1:]
+    loss, objective = build_module(planned(*settings, "train.label_smoothing=0.1"), model, 1.0).loss(*batch)
+    logits = model(batch[0]).flatten(0, 1)
+    plain, smooth = (F.cross_entropy(logits, batch[1].flatten(), label_smoothing=share) for share in (0.0, 0.1))
+    assert (loss.item(), objective.item()) == pytest.approx((plain.item(), smooth.item()), rel=1e-6)
+    assert loss.item() != pytest.approx(objective.item(), rel=1e-5)
+
+
+def test_the_logged_training_loss_is_the_plain_mean_since_the_last_row(
+    settings: list[str],
+) -> None:
     def losses(*overrides: str) -> list[float]:
         parts = pieces(*settings, f"train.tokens={6 * STEP}", *overrides, optimizer=sgd(0.0))
         parts.fit()
@@ -115,8 +128,8 @@ def test_the_logged_training_loss_is_the_mean_since_the_last_row_without_the_z_l
     assert len(set(each)) == 6
     means = [each[0], sum(each[1:3]) / 2, sum(each[3:]) / 3]  # the first step has a row of its own
     assert losses("train.log_every=3", "overwrite=true") == pytest.approx(means, rel=1e-6)
-    micro = ["train.log_every=3", "train.micro_batch_size=2", "train.z_loss=0.5", "overwrite=true"]
-    assert losses(*micro) == pytest.approx(means, rel=1e-6)
+    micro = ["train.log_every=3", "train.micro_batch_size=2", "train.z_loss=0.5", "train.label_smoothing=0.1"]
+    assert losses(*micro, "overwrite=true") == pytest.approx(means, rel=1e-6)
 
 
 def test_losses_of_a_checkpoint_follow_the_module_to_its_device() -> None:

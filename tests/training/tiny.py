@@ -97,6 +97,7 @@ def pieces(*overrides: str, stopwatch: Stopwatch | None = None, **replaced: Any)
         "bytes_per_token": dataset.bytes_per_token,
         "grad_clip": cfg.train.grad_clip,
         "z_loss": cfg.train.z_loss,
+        "label_smoothing": cfg.train.label_smoothing or 0.0,
         "seed": cfg.seed,
         "ema": cfg.train.ema,
     } | replaced

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from llama_lab.config.components import check_idle
 from llama_lab.config.layers import layers_at
+from llama_lab.model.experts import MixtureOfExperts
 from llama_lab.training.prepare import check_complete, check_effects
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, decoder, options
@@ -48,6 +49,12 @@ def test_an_option_in_a_layer_brings_its_sizes_but_the_layer_s_win(rule: str, n_
     model = decoder(*FOUR, f"+pattern.odd={{at: '1::2', {rule}}}")
     assert [block.attention.n_kv_heads for block in model.blocks] == [4, n_kv_heads] * 2
     assert [block.ffn.down.in_features for block in model.blocks] == [344, hidden_dim] * 2
+
+
+def test_experts_in_some_layers_of_a_dense_model_have_the_width_of_their_option() -> None:
+    model = decoder(*FOUR, "+pattern.sparse={at: '1::2', ffn: moe}")
+    assert [isinstance(block.ffn, MixtureOfExperts) for block in model.blocks] == [False, True] * 2
+    assert model.blocks[1].ffn.experts.down.weight.shape == (8, 128, 176)
 
 
 def test_settings_of_a_layer_follow_those_of_the_run() -> None:

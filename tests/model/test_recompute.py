@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.recompute import recompute, recomputed_flops
 from tests.composing import decoder, options
+from tests.model.cases import ON_NONE
 
 TOKENS = torch.randint(97, (2, 33), generator=torch.Generator().manual_seed(0))
 PARTS = ["attention", "block"]
@@ -30,6 +31,7 @@ CASES = {
     "fixed weight of them": ("model.attention.value_residual=0.3",),
     "latent": ("attention=mla", "model.dropout=0.2"),
     "experts": ("ffn=moe", "model.ffn.n_shared=1", "model.ffn.scope=batch"),
+    **{name: ON_NONE[name] for name in ("linear", "gated delta", "kimi delta", "mamba2")},
     "alibi in a window": ("position=alibi", "model.attention.window=8", "model.n_layers=3"),
 }
 

@@ -30,6 +30,14 @@ RUN = [
     "model.ffn.balance_bias=0.01",
 ]
 
+# A layer of each recurrent mixer.
+RECURRENT = [
+    "model.n_layers=4",
+    "position=none",
+    "attention=mamba2",
+    *(f"+pattern.p{i}={{at: {i}, attention: {one}}}" for i, one in enumerate(("gated_delta", "kimi_delta", "linear"))),
+]
+
 Moment = Callable[[Callable[[], object]], AbstractContextManager[object]]
 """`with moment(act):` has `act` happen at the moment."""
 

@@ -25,7 +25,7 @@ from llama_lab.training.compiling import THRESHOLDS, Threshold, compile_in_place
 from llama_lab.util.errors import ConfigError, FinishedRunError
 from tests.composing import decoder
 from tests.conftest import Command, RunTrain, needs_compiler
-from tests.training.stopping import at, cut, stopped
+from tests.training.stopping import RECURRENT, at, cut, stopped
 from tests.training.tiny import identical, logged, planned, repeatable, trained, trained_state
 
 Capsys = pytest.CaptureFixture[str]
@@ -148,6 +148,10 @@ def test_other_values_are_refused_in_one_line(value: str) -> None:
         (["arch=llama"], 1),
         (["arch=gpt2", "model.dropout=0.1"], 1),
         (["arch=llama", "position=alibi"], 2),  # the first block makes the mask
+        (["attention=linear", "position=none"], 1),
+        (["attention=gated_delta", "position=none"], 1),
+        (["attention=kimi_delta", "position=none"], 1),
+        (["attention=mamba2", "position=none"], 1),
         (["arch=gemma2"], 4),  # the same, of the layers with a window and those without
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
@@ -223,8 +227,11 @@ def test_arms_decide_alike_and_as_the_study_began(
 
 @needs_compiler
 @pytest.mark.slow
-def test_a_compiled_run_is_the_eager_one_and_resumes_to_the_same_bits(tiny: list[str], tmp_path: Path) -> None:
-    settings = [*tiny, *SHORT, "train.checkpoint_every=1"]
+@pytest.mark.parametrize("mixers", [[], RECURRENT], ids=["attention", "recurrent"])
+def test_a_compiled_run_is_the_eager_one_and_resumes_to_the_same_bits(
+    mixers: list[str], tiny: list[str], tmp_path: Path
+) -> None:
+    settings = [*tiny, *SHORT, *mixers, "train.checkpoint_every=1"]
     eager, compiled = (
         trained(*settings, f"trainer.compile={setting}", f"runs_dir={tmp_path / setting}")
         for setting in ("false", "true")

@@ -16,7 +16,7 @@ from llama_lab.training.command import train_run
 from llama_lab.training.monitor import Monitor
 from tests.conftest import Command, last_of_each
 from tests.training import stopping
-from tests.training.stopping import RUN, Moment, at, cut, ends_as_the_whole_run, stop, stopped
+from tests.training.stopping import RECURRENT, RUN, Moment, at, cut, ends_as_the_whole_run, stop, stopped
 from tests.training.tiny import planned, repeatable, rows, steps_of, trained, trained_state
 
 
@@ -71,6 +71,12 @@ def test_a_run_that_dies_goes_on_to_the_same_end(moment: str, whole: Path, overr
         with run.folder.metrics.open("a") as file:
             file.write("38,97")  # and a row half written
     assert ends_as_the_whole_run(whole, *overrides)
+
+
+def test_a_run_of_recurrent_layers_that_dies_goes_on_to_the_same_end(overrides: list[str], tmp_path: Path) -> None:
+    whole = trained(*overrides, *RECURRENT, f"runs_dir={tmp_path / 'whole'}")
+    stopped(CUTS["between two checkpoints"], cut, *overrides, *RECURRENT)
+    assert ends_as_the_whole_run(whole, *overrides, *RECURRENT)
 
 
 def test_a_run_that_a_search_prunes_saves_and_goes_on_to_the_same_end(whole: Path, overrides: list[str]) -> None:

@@ -1,7 +1,5 @@
 """Self-attention `(B, T, dim) -> (B, T, dim)`: multi-head, grouped-query and multi-query."""
 
-from typing import ClassVar
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -63,7 +61,7 @@ class SoftmaxAttention(Mixer):
     """
 
     documents = True
-    reads: ClassVar[tuple[str, ...]] = ("rotation", "bias")
+    reads: tuple[str, ...] = ("rotation", "bias")
 
     def __init__(
         self,
@@ -173,7 +171,7 @@ class GroupedQueryAttention(SoftmaxAttention):
     """
 
     int8_state = True
-    reads: ClassVar[tuple[str, ...]] = HOOKS
+    reads: tuple[str, ...] = HOOKS
     scores = ("query", "key", "output_gate")  # the maps that do not scale what attention adds
 
     def __init__(

@@ -38,7 +38,7 @@ class Mixer(nn.Module, ABC):
     kernel: str = "eager"
     int8_state: ClassVar[bool] = False
     documents: ClassVar[bool] = False
-    reads: ClassVar[tuple[str, ...]] = ()
+    reads: tuple[str, ...] = ()
 
     @abstractmethod
     def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:

@@ -9,13 +9,18 @@ from torch import Tensor, nn
 
 from .attention_context import AttentionContext
 from .convolution import ShortConv
+from .encoding import rotate
 from .init import ResidualOutput
 from .mixer import Mixer, linear_flops, norm_with, require_kv_heads
 from .norm import Norm
 from .recurrence import chunked_flops, recur, recurrence_flops
 from .state import State
 
-FEATURES: dict[str, Callable[[Tensor], Tensor]] = {"identity": lambda x: x, "elu": lambda x: F.elu(x) + 1}
+# elu(x) + 1 is written so that it is never 0, since outputs are divided by its products.
+FEATURES: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "elu": lambda x: x.clamp(max=0).exp() + x.relu(),
+}
 DECAYS = ("head", "channel")
 GATES = ("silu", "sigmoid")
 NO_KV_HEADS = "this attention has no key and value heads to share"
@@ -64,14 +69,14 @@ class Recurrent(Mixer):
         state: State | None,
         beta: Tensor | None = None,
     ) -> Tensor:
-        """The heads' outputs `(B, T, H, Dv)`, from arguments `(B, H, T, ...)`; see `recurrence.recur`."""
+        """The heads' outputs `(B, T, H, Dv)` in float32 or better, from `(B, H, T, ...)`; see `recurrence.recur`."""
         sizes = (len(value), self.n_heads, self.key_dim, self.value_dim)
         first = value.new_zeros(sizes) if state is None else state.tensors[0]
         starts = None if context.starts is None else (context.positions == 0).reshape(-1, value.shape[2])
         out, last = recur(query, key, value, decay, beta, first, starts, self.chunk_size)
         if state is not None:
             state.tensors[0].copy_(last)
-        return out.transpose(1, 2).type_as(value)
+        return out.transpose(1, 2)
 
     @property
     def convs(self) -> list[ShortConv]:
@@ -169,7 +174,8 @@ class LinearAttention(Recurrent):
     features: identity | elu, which is elu(x) + 1. normalise: whether outputs are divided by the sum of their weights;
     else each head's are normalised as `norm` does (RetNet, Sun et al. 2023, eq. 8). decay: retnet, a constant
     1 - 2^(-5 - h) of head h, or null for none. conv: width of short convolutions of queries, keys and values. gate: of
-    outputs. Queries are divided by sqrt(key_dim).
+    outputs. Queries are divided by sqrt(key_dim). Queries and keys as wide as head_dim may be rotated by the position
+    encoding (RetNet, eq. 5), but not with `normalise`: the sum of their weights might then be 0.
     """
 
     def __init__(
@@ -177,6 +183,7 @@ class LinearAttention(Recurrent):
         dim: int,
         n_heads: int,
         n_kv_heads: int,
+        head_dim: int,
         norm: Norm,
         key_dim: int,
         value_dim: int,
@@ -199,6 +206,7 @@ class LinearAttention(Recurrent):
                 "features=elu, or normalise=false"
             )
         self.features, self.normalise, self.decay = FEATURES[features], normalise, decay
+        self.reads = ("rotation",) if key_dim == head_dim and not normalise else ()
         self.make_heads(dim, n_heads, value_dim, conv)
         self.norm = None if normalise else norm(value_dim)
         self.gate = None if gate is None else Gate(dim, n_heads * value_dim, gate, value_dim)
@@ -207,11 +215,14 @@ class LinearAttention(Recurrent):
     def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Mix tokens `x (B, T, D)`; updates the state in place."""
         query, key, value = self.heads(x, context, state)
-        query, key = self.features(query) * query.shape[-1] ** -0.5, self.features(key)
+        kind = torch.promote_types(x.dtype, torch.float32)
+        query, key = self.features(query.to(kind)) * self.key_dim**-0.5, self.features(key.to(kind))
+        if context.rotation is not None:
+            query, key = rotate(context.rotation, query, key)
         if self.normalise:
             value = F.pad(value, (0, 1), value=1.0)
         out = self.recur(query, key, value, self._decay(query), context, state)
-        out = (out[..., :-1] / out[..., -1:] if self.norm is None else self.norm(out)).flatten(2)
+        out = (out[..., :-1] / out[..., -1:] if self.norm is None else self.norm(out)).flatten(2).type_as(value)
         return self.output(out if self.gate is None else self.gate(out, x))  # type: ignore[no-any-return]
 
     def _decay(self, query: Tensor) -> Tensor:
@@ -273,7 +284,7 @@ class GatedDelta(Recurrent):
         query, key = unit(query) * self.key_dim**-0.5, unit(key)
         beta = self.largest * self.beta(x).sigmoid().mT[..., None]
         out = self.recur(query, key, value, self.decay(x)[0], context, state, beta)
-        out = self.norm(out).flatten(2)
+        out = self.norm(out.type_as(value)).flatten(2)
         return self.output(out if self.gate is None else self.gate(out, x))  # type: ignore[no-any-return]
 
 

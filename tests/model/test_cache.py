@@ -13,7 +13,7 @@ from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.generate import _static_step, eager_step, prefill
 from llama_lab.model.state import Lookup, new_layer_cache, quantise
 from tests.composing import cover, kinds, lively, options
-from tests.model.cases import LENGTH, ON_NONE, PATTERNS, VARIANTS, WINDOW, in_pieces
+from tests.model.cases import LENGTH, ON_NONE, PATTERNS, RECURRENT, VARIANTS, WINDOW, in_pieces
 
 WINDOWS: dict[str, tuple[str, ...]] = {
     "none": ("model.attention.window=null",),
@@ -41,6 +41,7 @@ DECODED: list[tuple[str, ...]] = [
     ),
     *PATTERNS.values(),
     *ON_NONE.values(),
+    (*RECURRENT["retnet"], "position=rope"),
     *((*LATENT, f"position={position}") for position in options("position") if position != "shaw"),
     (*LATENT, "model.attention.kernel=reference"),
     *(

@@ -21,6 +21,7 @@ from llama_lab.model.convolution import GatedConv, ShortConv
 from llama_lab.model.encoding import Position
 from llama_lab.model.mixer import Mixer
 from llama_lab.model.norm import RMSNorm
+from llama_lab.model.position import Rope
 from llama_lab.model.recurrence import recur
 from llama_lab.model.recurrent import GatedDelta, LinearAttention, Mamba2
 from tests.composing import decoder, lively
@@ -28,7 +29,9 @@ from tests.model.cases import ON_NONE, in_pieces
 
 B, H, T, DK, DV = 2, 3, 37, 4, 5
 CASES = [(delta, width) for delta in (False, True) for width in (1, DK)]
-SIZES = {"dim": 12, "n_heads": 4, "n_kv_heads": 4, "norm": RMSNorm, "key_dim": 4, "value_dim": 3}
+SIZES: dict[str, Any] = {"dim": 12, "n_heads": 4, "n_kv_heads": 4, "norm": RMSNorm, "key_dim": 4, "value_dim": 3}
+LINEAR = SIZES | {"head_dim": 4}
+NONE = Position()
 
 
 def inputs(delta: bool, width: int, strong: float = 1.0) -> dict[str, Tensor | None]:
@@ -95,9 +98,9 @@ def test_strong_decays_stay_finite_in_float32_forward_and_backward(delta: bool, 
     torch.testing.assert_close(out.double(), by_steps(**given)[0], rtol=1e-4, atol=1e-5)  # type: ignore[arg-type]
 
 
-def mixed(mixer: Mixer, x: Tensor) -> Tensor:
+def mixed(mixer: Mixer, x: Tensor, position: Position = NONE) -> Tensor:
     """The output of a mixer for a text alone."""
-    return mixer(x, AttentionContext(Position(), torch.arange(x.shape[1])))
+    return mixer(x, AttentionContext(position, torch.arange(x.shape[1])))
 
 
 @torch.no_grad()
@@ -206,7 +209,7 @@ def test_the_gated_convolution_is_that_of_lfm2() -> None:
 
 @torch.no_grad()
 def test_linear_attention_is_the_average_of_values_by_the_weights_of_its_features() -> None:
-    mixer, x = LinearAttention(**SIZES).double(), torch.randn(2, 19, 12, dtype=torch.float64)
+    mixer, x = LinearAttention(**LINEAR).double(), torch.randn(2, 19, 12, dtype=torch.float64)
     heads = [p.project(x).unflatten(-1, (4, -1)).transpose(1, 2) for p in (mixer.query, mixer.key, mixer.value)]
     query, key = (torch.where(h > 0, h + 1, h.exp()) for h in heads[:2])
     weights = (query @ key.mT).tril()
@@ -216,15 +219,85 @@ def test_linear_attention_is_the_average_of_values_by_the_weights_of_its_feature
 
 @torch.no_grad()
 def test_retnets_decays_are_constants_by_head() -> None:
-    mixer = LinearAttention(**SIZES, normalise=False, features="identity", decay="retnet").double()
+    rope = Rope(head_dim=4)
+    mixer = LinearAttention(**LINEAR, normalise=False, features="identity", decay="retnet").double()
     x = torch.randn(2, 19, 12, dtype=torch.float64)
     query, key, value = (
         p.project(x).unflatten(-1, (4, -1)).transpose(1, 2) for p in (mixer.query, mixer.key, mixer.value)
     )
     ages = torch.arange(19)[:, None] - torch.arange(19)
     left = torch.stack([(1 - 2.0 ** (-5 - h)) ** ages for h in range(4)]).tril()
-    out = mixer.norm((query @ key.mT / 2 * left @ value).transpose(1, 2))  # type: ignore[misc]
-    torch.testing.assert_close(mixed(mixer, x), mixer.output(out.flatten(2)), rtol=1e-5, atol=1e-6)
+    for position in (Position(), rope):
+        if position is rope:
+            query, key = (rope.rotation(torch.arange(19))(part.float()).double() for part in (query, key))
+        out = mixer.norm((query @ key.mT / 2 * left @ value).transpose(1, 2))  # type: ignore[misc]
+        expected = mixer.output(out.flatten(2))
+        torch.testing.assert_close(mixed(mixer, x, position), expected, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [1.0, 100.0])
+def test_in_16_bits_averages_of_linear_attention_are_rounded_once(size: float) -> None:
+    mixer, x = LinearAttention(**LINEAR), torch.randn(2, 300, 12, generator=torch.Generator().manual_seed(0))
+    x *= size
+    mixer.bfloat16().output = nn.Identity()  # type: ignore[assignment]
+    heads = [p.project(x.bfloat16()).double() for p in (mixer.query, mixer.key, mixer.value)]
+    query, key, value = (h.unflatten(-1, (4, -1)).transpose(1, 2) for h in heads)
+    query, key = (torch.where(h > 0, h + 1, h.exp()) for h in (query, key))
+    weights = (query @ key.mT).tril()
+    expected = (weights / weights.sum(-1, keepdim=True) @ value).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(mixed(mixer, x.bfloat16()).double(), expected, rtol=2**-8, atol=1e-5 * size)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("decay", "gate", "negative"), [("head", "sigmoid", True), ("channel", "silu", False)])
+def test_the_gated_delta_rule_is_its_recurrence_with_either_gate_and_range_of_beta(
+    decay: str, gate: str, negative: bool
+) -> None:
+    mixer = GatedDelta(
+        **SIZES | {"norm": nn.Identity},
+        **{"key_heads": 2, "value_heads": 4, "conv": None},
+        **{"decay": decay, "gate": gate, "negative": negative, "chunk_size": 7},
+    ).double()
+    w = drawn(mixer)
+    x = torch.randn(2, 19, 12, dtype=torch.float64)
+    query, key, value = (
+        (x @ w[f"{name}.project.weight"].T).unflatten(-1, (n, -1)).transpose(1, 2)
+        for name, n in (("query", 2), ("key", 2), ("value", 4))
+    )
+    query, key = ((y / (y.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(2, 1) for y in (query, key))
+    beta = (2 if negative else 1) / (1 + (-x @ w["beta.weight"].T).exp())
+    assert (beta > 1).any() == negative
+    steps = x @ (
+        w["decay.step.weight"].T if decay == "head" else (w["decay.step.1.weight"] @ w["decay.step.0.weight"]).T
+    )
+    left = -w["decay.rate"].exp()[:, None] * (1 + (steps + w["decay.bias"]).exp()).log().unflatten(-1, (4, -1))
+    of_heads = (left.transpose(1, 2), beta.mT[..., None], x.new_zeros(2, 4, 4, 3))
+    out = by_steps(query / 2, key, value, *of_heads)[0].transpose(1, 2).flatten(2)
+    if gate == "sigmoid":
+        out = out / (1 + (-x @ (w["gate.project.1.weight"] @ w["gate.project.0.weight"]).T).exp())
+    else:
+        z = x @ w["gate.project.weight"].T
+        out = out * z / (1 + (-z).exp())
+    torch.testing.assert_close(mixed(mixer, x), out @ w["output.weight"].T)
+
+
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("case", ["linear", "retnet", "gated delta", "kimi delta", "mamba2"])
+def test_in_16_bits_logits_are_near_gradients_finite_and_states_float32(case: str, mixed: bool) -> None:
+    exact, model = (lively(*ON_NONE[case]) for _ in range(2))
+    tokens = torch.arange(48).view(2, 24)
+    if not mixed:
+        model.bfloat16()
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        logits = model(tokens)
+        state = model.new_state(2, 24)
+        pieces = [model(piece, state) for piece in tokens.split(10, 1)]
+    for found in (logits, torch.cat(pieces, 1)):
+        assert (found - exact(tokens)).square().mean().sqrt() < 0.05 * exact(tokens).std()
+    logits.float().square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+    assert {layer.tensors[0].dtype for layer in state.layers} == {torch.float32}
 
 
 @torch.no_grad()

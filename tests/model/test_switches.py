@@ -173,6 +173,11 @@ REFUSED = [
     ("attention=gated_delta position=none .gate=tanh", ".gate=tanh: unknown; choose silu or sigmoid"),
     ("attention=gated_delta position=none .chunk_size=0", ".chunk_size=0: must be a positive whole number"),
     ("attention=gated_delta position=none .conv=1", ".conv=1: must be a whole number of at least 2"),
+    ("attention=linear", "model.attention=llama_lab.model.recurrent.LinearAttention: would ignore the rotation of Ro"),
+    (
+        "attention=linear .features=identity .normalise=false .key_dim=4",
+        "model.attention=llama_lab.model.recurrent.LinearAttention: would ignore the rotation of Rope",
+    ),
     ("attention=gated_delta", "model.attention=llama_lab.model.recurrent.GatedDelta: would ignore the rotation of Ro"),
     (
         "attention=conv position=alibi",

@@ -13,7 +13,13 @@ FAMILIES = tuple(
 # What a class of any family reads: a field of another family is ignored, as transformers ignores it.
 FIELDS = {name.partition(".")[0] for family in FAMILIES for setting in family.settings for name in setting.names}
 # The `model_type` of recipes that are called otherwise than their family
-RECIPES = {"gpt1": "openai-gpt", "llama2": "llama", "llama3": "llama", "gemma3": "gemma3_text"}
+RECIPES = {
+    "gpt1": "openai-gpt",
+    "llama2": "llama",
+    "llama3": "llama",
+    "gemma3": "gemma3_text",
+    "qwen3_5": "qwen3_5_text",
+}
 # Families that a user may well try, and what they need that we have no switch for.
 MISSING = {
     "qwen2_moe": "its shared expert has a width of its own",

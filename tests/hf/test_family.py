@@ -54,7 +54,7 @@ def test_a_recipe_is_the_default_of_its_family_but_for_sizes(recipe: str) -> Non
     theirs = family.read_config(defaults | PUBLISHED_SETTINGS.get(recipe, {}))
     sizes = ("vocab_size", "dim", "n_layers", "n_heads", "head_dim", "max_seq_len", "hidden_dim")
     last = at_layer(theirs, theirs["n_layers"] - 1)
-    overrides = [f"model.{key}={last[key]}" for key in sizes] + [f"size.n_kv_heads={theirs['n_kv_heads']}"]
+    overrides = [f"model.{key}={last[key]}" for key in sizes] + [f"size.n_kv_heads={last['n_kv_heads']}"]
     if isinstance(theirs["hidden_dim"], list):
         overrides.append(f"+pattern.dense.hidden_dim={theirs['hidden_dim'][0]}")
     if windows := [window for window in each(theirs, "attention.window") if window]:

@@ -86,6 +86,7 @@ SWITCHES = (
     "model.embedding.logit_scale=2",
     "model.attention.clip_qkv=8",
 )
+HYBRIDS = ("qwen3_5", "qwen3_next")
 NOT_OF_LATENT_ATTENTION = ("model.attention.softcap=30", "model.attention.clip_qkv=8")
 SIZES = ("model.dim=48", "model.n_layers=2", "model.n_heads=6", "model.max_seq_len=20", "size.n_kv_heads=2")
 QUICK = (
@@ -125,12 +126,19 @@ def test_a_recipe_with_experts_leaves_as_its_class_has_it(recipe: str, tmp_path:
     assert check_exports(recipe, "model.position.theta=500", tmp_path) > 0
 
 
+@pytest.mark.parametrize("recipe", HYBRIDS)
+def test_a_hybrid_leaves_as_its_class_has_it(recipe: str, tmp_path: Path) -> None:
+    assert check_exports(recipe, "embedding=tied", tmp_path) > 0
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("switch", SWITCHES)
 def test_every_switch_of_every_recipe_leaves_so(switch: str, tmp_path: Path) -> None:
     able = {}
     for recipe in RECIPES:
         if recipe == "deepseek_v3" and switch in NOT_OF_LATENT_ATTENTION:
+            continue
+        if recipe in HYBRIDS and "embedding" not in switch:
             continue
         (tmp_path / recipe).mkdir()
         able[recipe] = check_exports(recipe, switch, tmp_path / recipe)

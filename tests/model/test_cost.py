@@ -48,6 +48,8 @@ PUBLISHED = {
     ("qwen3_moe", "qwen3_30b"): 30_532_122_624,
     ("deepseek_v3", "deepseek_v3_671b"): 671_026_404_352,
     ("gpt_oss", "gpt_oss_20b"): 20_914_757_184,
+    ("qwen3_5", "qwen3_5_9b"): 8_953_803_264,
+    ("qwen3_next", "qwen3_next_80b"): 79_674_391_296,
 }
 # Of one token, the token table included
 ACTIVE = {
@@ -56,6 +58,7 @@ ACTIVE = {
     "qwen3_30b": 3_353_032_704,
     "deepseek_v3_671b": 37_552_282_624,
     "gpt_oss_20b": 4_187_440_704,
+    "qwen3_next_80b": 3_874_929_408,
 }
 
 

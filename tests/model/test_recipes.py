@@ -103,6 +103,7 @@ def test_the_default_recipe_is_llama() -> None:
 
 # What cannot be, by recipe, group and option, and why.
 NORMED = ("bloom", "gemma3", "nanochat", "olmo2", "olmoe", "qwen3", "qwen3_moe")  # in other places than blocks, too
+HYBRIDS = ("qwen3_5", "qwen3_next")  # whose recurrent layers take no positions
 ADDED = ("learned", "sinusoidal", "sinusoidal_concatenated")
 RECURRENT = [option for option in options("attention") if option not in softmaxes()]
 REFUSED = {
@@ -113,6 +114,13 @@ REFUSED = {
         for arch in ("gemma2", "gemma3", "gpt_oss")
         for latent in ("mla", "mla_deepseek_v3", "mla_step_temperature", *RECURRENT)
     },
+    **{
+        (arch, "position", other): "which cannot differ in them" if other in ADDED else "would ignore the"
+        for arch in HYBRIDS
+        for other in OPTIONS["position"]
+        if other != "none"
+    },
+    **{(arch, "norm", "none"): "the model's norm has no unit_offset" for arch in HYBRIDS},
     ("deepseek_v3", "position", "shaw"): "would ignore the relation",
     **{("gemma3", "position", other): "has no such key" for other in ("alibi", "learned", "none", "relative", "shaw")},
 }

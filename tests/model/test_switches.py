@@ -57,7 +57,14 @@ SUITABLE: dict[str, Any] = {
 # Idle in what the others are tested by, which is no training.
 TRAINED = tuple(f"model.ffn.{name}" for name in ("balance_loss", "scope", "balance_bias", "z_loss"))
 OWN_TESTS = ("model.attention.kernel", "model.attention.chunk_size", "model.position.scaling.short_factors", *TRAINED)
-OTHER_WORD = {"none": "tanh", "tanh": "none", "head": "projection", "sigmoid": "softmax", "elu": "identity"}
+OTHER_WORD = {
+    "none": "tanh",
+    "tanh": "none",
+    "head": "projection",
+    "sigmoid": "softmax",
+    "elu": "identity",
+    "element": "head",
+}
 
 
 def settings_of(cfg: DictConfig, nodes: list[str]) -> dict[str, Any]:

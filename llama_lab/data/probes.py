@@ -167,7 +167,9 @@ class Copy(_Alphabet):
     def answered(self, length: int) -> int:
         """Half of them."""
         if length < 3:
-            raise ConfigError(f"model.max_seq_len={length}: data=copy needs at least 3 tokens; raise it")
+            raise ConfigError(
+                f"model.max_seq_len={length}: data={type(self).__name__.lower()} needs at least 3 tokens; raise it"
+            )
         return (length - 1) // 2
 
     def draw(self, generator: np.random.Generator, sequences: int, length: int) -> tuple[Ids, Mask]:
@@ -178,6 +180,18 @@ class Copy(_Alphabet):
         tokens[:, n] = self.names.index(BORDER)
         place = np.arange(length)
         return tokens, np.broadcast_to((place > n) & (place <= 2 * n), tokens.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reverse(Copy):
+    """Reversing: `s5 s2 s2 s9 | s9 s2 s2 s5`; see `Copy`."""
+
+    def draw(self, generator: np.random.Generator, sequences: int, length: int) -> tuple[Ids, Mask]:
+        """See the class."""
+        tokens, is_answer = super().draw(generator, sequences, length)
+        n = self.answered(length)
+        tokens[:, n + 1 : 2 * n + 1] = tokens[:, n - 1 :: -1]
+        return tokens, is_answer
 
 
 @dataclass(frozen=True, kw_only=True)

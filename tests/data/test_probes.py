@@ -11,7 +11,7 @@ import pytest
 
 from llama_lab.config.schema import flatten
 from llama_lab.data.open import open_dataset
-from llama_lab.data.probes import Copy, Induction, Probe, ProbeDataset, Recall
+from llama_lab.data.probes import Copy, Induction, Probe, ProbeDataset, Recall, Reverse
 from llama_lab.model.loss import IGNORE
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config
@@ -20,6 +20,7 @@ from tests.training.tiny import planned
 PROBES: dict[str, Probe] = {
     "recall": Recall(keys=9, values=7, pairs=3, queries=5, noise=0.0),
     "copy": Copy(symbols=6, noise=0.0),
+    "reverse": Reverse(symbols=6, noise=0.0),
     "induction": Induction(symbols=11, period=6, noise=0.0),
 }
 LENGTHS = (24, 25, 61)
@@ -35,12 +36,17 @@ def copied(before: Sequence[str]) -> str:
     return before[len(before) - 1 - before.index("|")]
 
 
+def turned(before: Sequence[str]) -> str:
+    """The symbol as far before the border as the present one is after it."""
+    return before[2 * before.index("|") - len(before)]
+
+
 def induced(before: Sequence[str]) -> str:
     """What followed the last symbol where it last stood before."""
     return before[len(before) - 1 - before[-2::-1].index(before[-1])]
 
 
-ANSWER = {"recall": recalled, "copy": copied, "induction": induced}
+ANSWER = {"recall": recalled, "copy": copied, "reverse": turned, "induction": induced}
 
 
 def drawn(probe: Probe, length: int, sequences: int = 200, step: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -118,9 +124,10 @@ def true_answers(name: str, probe: Probe, row: Sequence[int]) -> dict[int, int]:
         assert isinstance(probe, Recall)
         pairs = dict(zip(symbols[0 : 2 * probe.pairs : 2], symbols[1 : 2 * probe.pairs : 2], strict=True))
         return {i: pairs[s] for i, s in enumerate(row) if i > 2 * probe.pairs and s in pairs}
-    if name == "copy":
+    if name in ("copy", "reverse"):
         n = symbols.index(probe.names.index("|"))
-        return {n + 1 + i: symbols[i] for i in range(n)}
+        source = symbols[:n] if name == "copy" else symbols[:n][::-1]
+        return {n + 1 + i: symbol for i, symbol in enumerate(source)}
     assert isinstance(probe, Induction)
     start = symbols[: probe.period + 1]
     size = start.index(start[0], 1)
@@ -202,6 +209,7 @@ def test_every_key_of_a_probe_changes_its_data_and_halves_of_validation_are_othe
         ("data=copy model.max_seq_len=2", "model.max_seq_len=2: data=copy needs at least 3 tokens"),
         ("data=induction data.period=64", "data.period=64: symbols differ; choose at most data.symbols=32"),
         ("data=induction data.period=31", "data.period=31: needs 33 tokens, and the context has 32"),
+        ("data=reverse model.max_seq_len=2", "model.max_seq_len=2: data=reverse needs at least 3 tokens"),
         ("data=copy data.val_sequences=0", "data.val_sequences=0: must be a positive whole number"),
         ("data=copy tokenizer=byte", "tokenizer: a probe's symbols are its tokens"),
         ("tokenizer=symbols", "tokenizer=symbols: is for probes, and this data is text"),

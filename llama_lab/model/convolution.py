@@ -45,10 +45,13 @@ class ShortConv(nn.Conv1d):
         """The inputs before the first token: zeros."""
         return torch.zeros(batch_size, self.kernel_size[0] - 1, self.in_channels, device=device, dtype=dtype)
 
-    @property
-    def flops(self) -> int:
-        """FLOPs per token."""
+    def flops_per_token(self, seq_len: int) -> float:
+        """Twice the weights, each of which meets one number per token."""
         return 2 * self.weight.numel()
+
+    def active_params(self) -> int:
+        """Parameters that one token uses: all."""
+        return sum(p.numel() for p in self.parameters())
 
 
 class GatedConv(Mixer):
@@ -76,7 +79,7 @@ class GatedConv(Mixer):
 
     def flops_per_token(self, seq_len: int) -> float:
         """Of projections and convolution."""
-        return self.conv.flops + linear_flops(self)
+        return self.conv.flops_per_token(seq_len) + linear_flops(self)
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> State:
         """The last tokens that the convolution sees."""

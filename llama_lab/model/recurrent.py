@@ -69,14 +69,14 @@ class Recurrent(Mixer):
         state: State | None,
         beta: Tensor | None = None,
     ) -> Tensor:
-        """The heads' outputs `(B, T, H, Dv)` in float32 or better, from `(B, H, T, ...)`; see `recurrence.recur`."""
+        """The heads' outputs `(B, T, H, Dv)`, from arguments `(B, H, T, ...)`; see `recurrence.recur`."""
         sizes = (len(value), self.n_heads, self.key_dim, self.value_dim)
         first = value.new_zeros(sizes) if state is None else state.tensors[0]
         starts = None if context.starts is None else (context.positions == 0).reshape(-1, value.shape[2])
         out, last = recur(query, key, value, decay, beta, first, starts, self.chunk_size)
         if state is not None:
             state.tensors[0].copy_(last)
-        return out.transpose(1, 2)
+        return out.transpose(1, 2).type_as(value)
 
     @property
     def convs(self) -> list[ShortConv]:
@@ -85,15 +85,15 @@ class Recurrent(Mixer):
 
     def flops_per_token(self, seq_len: int) -> float:
         """Of projections, convolutions and the recurrence."""
-        return self._others() + self.n_heads * recurrence_flops(self.key_dim, self.value_dim, self.delta)
+        return self._others(seq_len) + self.n_heads * recurrence_flops(self.key_dim, self.value_dim, self.delta)
 
     def flops_per_token_dense(self, seq_len: int) -> float:
         """The same, with the recurrence in chunks."""
         of_head = chunked_flops(self.key_dim, self.value_dim, self.delta, seq_len, self.chunk_size)
-        return self._others() + self.n_heads * of_head
+        return self._others(seq_len) + self.n_heads * of_head
 
-    def _others(self) -> int:
-        return linear_flops(self) + sum(conv.flops for conv in self.convs)
+    def _others(self, seq_len: int) -> float:
+        return linear_flops(self) + sum(conv.flops_per_token(seq_len) for conv in self.convs)
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> State:
         """The matrices in float32, whatever the `dtype`, and the last tokens that convolutions see."""
@@ -220,9 +220,10 @@ class LinearAttention(Recurrent):
         if context.rotation is not None:
             query, key = rotate(context.rotation, query, key)
         if self.normalise:
-            value = F.pad(value, (0, 1), value=1.0)
+            value = F.pad(value.to(kind), (0, 1), value=1.0)
         out = self.recur(query, key, value, self._decay(query), context, state)
-        out = (out[..., :-1] / out[..., -1:] if self.norm is None else self.norm(out)).flatten(2).type_as(value)
+        out = (out[..., :-1] / out[..., -1:]).type_as(x) if self.norm is None else self.norm(out)
+        out = out.flatten(2)
         return self.output(out if self.gate is None else self.gate(out, x))  # type: ignore[no-any-return]
 
     def _decay(self, query: Tensor) -> Tensor:
@@ -284,7 +285,7 @@ class GatedDelta(Recurrent):
         query, key = unit(query) * self.key_dim**-0.5, unit(key)
         beta = self.largest * self.beta(x).sigmoid().mT[..., None]
         out = self.recur(query, key, value, self.decay(x)[0], context, state, beta)
-        out = self.norm(out.type_as(value)).flatten(2)
+        out = self.norm(out).flatten(2)
         return self.output(out if self.gate is None else self.gate(out, x))  # type: ignore[no-any-return]
 
 

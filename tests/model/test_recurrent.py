@@ -331,7 +331,7 @@ def test_dense_flops_are_those_that_pytorch_counts(case: str, length: int) -> No
     mixer = decoder(*ON_NONE[case], "model.attention.chunk_size=16").mixers[0]
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         mixed(mixer, torch.randn(1, length, 32))
-    padding = sum(conv.flops * (conv.kernel_size[0] - 1) for conv in mixer.convs)
+    padding = sum(conv.flops_per_token(1) * (conv.kernel_size[0] - 1) for conv in mixer.convs)
     assert counter.get_total_flops() == pytest.approx(mixer.flops_per_token_dense(length) * length, abs=padding)
 
 

@@ -34,6 +34,7 @@ from llama_lab.runs.stored import METRICS
 from llama_lab.study.design.command import read_command
 from llama_lab.study.design.designs import Composer
 from llama_lab.training.prepare import check_run, check_single
+from llama_lab.util.formatting import in_bytes
 from tests.composing import decoder, options
 from tests.conftest import Command, last_of_each
 
@@ -242,10 +243,15 @@ def test_every_example_of_extending_trains(
     assert (ran.code, ran.err) == (0, "")
 
 
+LLAMA3 = ["arch=llama3", "size=llama3_8b"]
+DELTA = [*LLAMA3, "attention=gated_delta", "position=none"]
 MODELS = {
     "LLaMA 7B": ["arch=llama", "size=llama_7b"],
     "Llama 2 70B": ["arch=llama2", "size=llama2_70b"],
-    "Llama 3 8B": ["arch=llama3", "size=llama3_8b"],
+    "Llama 3 8B, 8 key and value heads": LLAMA3,
+    "Llama 3 8B, `attention=gated_delta` in three": [*DELTA, "pattern=attention_every_4th"],
+    "Llama 3 8B, `attention=gated_delta` |": DELTA,
+    "Llama 3 8B, `attention=mamba2` |": [*LLAMA3, "attention=mamba2", "position=none"],
     "Mistral 7B": ["arch=mistral", "size=mistral_7b"],
     "Falcon 7B": ["arch=falcon", "size=falcon_7b"],
 }
@@ -253,13 +259,11 @@ MODELS = {
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_table_of_kv_caches_holds_the_bytes_that_the_modules_take(model: str) -> None:
-    row = re.search(
-        rf"^\| {model}\b.*?\| ([\d,]+) \| ([\d.]+) GiB \| ([\d.]+) GiB \|$", PAGES["evaluating.md"], re.MULTILINE
-    )
+    (row,) = (line for line in PAGES["evaluating.md"].splitlines() if line.startswith(f"| {model}"))
     built = decoder(*MODELS[model], vocab_size=1, device="meta")
-    assert measure_cost(built).kv_bytes_per_token == int(row[1].replace(",", ""))
-    for cell, length in ((row[2], 4096), (row[3], 32768)):
-        assert measure_cost(built, length).kv_bytes == float(cell) * 2**30
+    costs = [measure_cost(built, length) for length in (256, 4096, 32_768, 131_072)]
+    states = [costs[0].state_bytes_per_sequence, *(cost.kv_bytes for cost in costs)]
+    assert row.strip("| ").split(" | ")[1:] == [f"{costs[0].kv_bytes_per_token:,}", *map(in_bytes, states)]
 
 
 def test_the_table_of_families_holds_every_one_of_them() -> None:

@@ -14,7 +14,7 @@ import pandas as pd
 from llama_lab.config.trust import Trust
 from llama_lab.drawing.anatomy import Anatomy
 from llama_lab.runs.record import MISSING, Record, finished, started
-from llama_lab.runs.stored import UNITS
+from llama_lab.runs.stored import STATE, UNITS
 from llama_lab.runs.study import Arm, Member, Study, StudySpeed
 from llama_lab.util.formatting import UNKNOWN
 
@@ -433,6 +433,11 @@ class Result:
     def is_swept(self) -> bool:
         """Whether the learning rate of some arm was searched."""
         return bool(self.learning_rates)
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some arm has a recurrent state, of any size."""
+        return any(arm.costs.get(STATE) for arm in self.arms)
 
     @property
     def started(self) -> list[Record]:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llama_lab.devices.hardware import asked_counts
+from llama_lab.model.cost import cost_metrics
 from llama_lab.runs.result_table import state_rows
 from llama_lab.util.display import fact_table, plain_table
 from llama_lab.util.formatting import duration, scale, three_digits
@@ -55,7 +56,7 @@ def facts_table(estimate: Estimate) -> Table:
         ("devices", f"{setup.devices:,} x {estimate.device_name}"),
         (f"time at {estimate.reached_mfu:.0%} MFU", duration(estimate.seconds)),
         ("tokens/s per device", f"{estimate.tokens_per_second:,.0f}"),
-        *state_rows(cost.kv_bytes_per_token, cost.kv_bytes, setup.seq_len),
+        *state_rows(cost_metrics(cost), setup.seq_len),
     ]
     return fact_table(facts, frame=box.SIMPLE)
 

@@ -30,9 +30,9 @@ def cache_sizes(model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[i
         allocated = torch.cuda.memory_allocated(device) - before if on_cuda else None
         model.hidden_states(torch.zeros(batch_size, context, dtype=torch.int64, device=device), cache)
         storages = {x.untyped_storage() for layer in cache.layers for x in layer.tensors}
-        formula = batch_size * ask_mixers(model, "state_bytes", context, dtype)
+        state, formula = (batch_size * ask_mixers(model, "state_bytes", tokens, dtype) for tokens in (0, context))
         measured = sum(storage.nbytes() for storage in storages)
-        sizes.append(CacheSize(batch_size, context, name_of(dtype), formula, measured, allocated))
+        sizes.append(CacheSize(batch_size, context, name_of(dtype), formula, measured, allocated, state))
         del cache  # before the next one is allocated
     return sizes
 

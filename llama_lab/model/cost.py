@@ -24,6 +24,11 @@ from .decoder import Decoder
 from .mixer import class_name
 
 HOOKS = "flops_per_token(seq_len) and active_params()"
+STATES = {  # the metrics of Cost's fields
+    "kv_bytes_per_token": "kv_cache/bytes_per_token",
+    "kv_bytes": "kv_cache/bytes",
+    "state_bytes_per_sequence": "state/bytes_per_sequence",
+}
 OURS = ("llama_lab", "torch")  # packages whose modules use every nn.Linear once per token, or say what they cost
 
 
@@ -38,8 +43,9 @@ class Cost:
     flops_per_token_dense: the same with every key counted for every query, as kernels may compute it.
     train_flops_per_token: forward and backward, three times `flops_per_token`; recomputation is not counted.
     kv_bytes_per_token: what one more token adds to the mixers' states, attention's KV cache, before any window is full.
-    kv_bytes: the states of one sequence of `seq_len` tokens, windowed layers holding their window. Both are None for a
-        model that cannot decode without reading the whole text again.
+    kv_bytes: the states of one sequence of `seq_len` tokens, windowed layers holding their window.
+    state_bytes_per_sequence: what of them is there before any token, of recurrences and convolutions. All three are
+        None for a model that cannot decode without reading the whole text again.
     """
 
     seq_len: int
@@ -52,6 +58,7 @@ class Cost:
     train_flops_per_token: float
     kv_bytes_per_token: int | None
     kv_bytes: int | None
+    state_bytes_per_sequence: int | None
 
 
 def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dtype = torch.bfloat16) -> Cost:
@@ -84,6 +91,7 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
         train_flops_per_token=3 * flops,
         kv_bytes=ask_mixers(model, "state_bytes", seq_len, kv_dtype) if model.decodes else None,
         kv_bytes_per_token=ask_mixers(model, "state_bytes_per_token", kv_dtype) if model.decodes else None,
+        state_bytes_per_sequence=ask_mixers(model, "state_bytes", 0, kv_dtype) if model.decodes else None,
     )
 
 
@@ -199,11 +207,10 @@ def check_uses(model: Decoder) -> None:
 
 
 def cost_metrics(cost: Cost) -> dict[str, float]:
-    """A model's costs under the names that summaries and dashboards use."""
-    return {name: value for name, value in asdict(cost).items() if not name.startswith("kv_")} | state_metrics(cost)
+    """A model's costs under the names that summaries and dashboards use, without states for one that has none."""
+    return {STATES.get(name, name): value for name, value in asdict(cost).items() if value is not None}
 
 
 def state_metrics(cost: Cost) -> dict[str, float]:
-    """Bytes of state; empty for a model that cannot decode with one."""
-    sizes = {"kv_cache/bytes_per_token": cost.kv_bytes_per_token, "kv_cache/bytes": cost.kv_bytes}
-    return {name: size for name, size in sizes.items() if size is not None}
+    """Bytes of the KV cache and all states; empty for a model that cannot decode with them."""
+    return {name: value for name, value in cost_metrics(cost).items() if name.startswith("kv_cache/")}

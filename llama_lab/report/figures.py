@@ -153,7 +153,7 @@ FIGURES: dict[str, tuple[Callable[[Result], Chart | list[Chart]], str]] = {
         _layer_gradients,
         "Norm of the gradient over depth, mean over seeds, at four logged steps, the first the faintest.",
     ),
-    "kv_cache_front": (costs.kv_cache_front, f"Loss against KV-cache size. {BEATEN}"),
+    "kv_cache_front": (costs.kv_cache_front, f"Loss against the size of the KV cache, with recurrent states. {BEATEN}"),
     "speed_front": (costs.throughput_front, f"Loss against training speed. {BEATEN}"),
     "scaling": (
         compute.losses,

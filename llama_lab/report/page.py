@@ -143,9 +143,9 @@ def _sections(result: Result) -> list[Section]:
 
     curves = chart(training.curves(result), "losses", CURVES, wide=True)
     layers = chart(training.telemetry(result), "telemetry", LAYERS, wide=True)
-    by_cache = chart(
-        costs.kv_cache_front(result), "arms", FRONT.format("KV-cache size per token"), "Loss", "KV cache per token"
-    )
+    _, size = costs.cache_cost(result)
+    states = ["KV cache per token", *["State per sequence"] * result.has_states]
+    by_cache = chart(costs.kv_cache_front(result), "arms", FRONT.format(size), "Loss", *states)
     by_speed = chart(
         costs.throughput_front(result), "arms", FRONT.format("training speed"), "Loss", "Tokens per second"
     )

@@ -20,10 +20,10 @@ from llama_lab.analysis.result import (
 from llama_lab.analysis.scaling_gains import gain_of
 from llama_lab.analysis.settings import RATE
 from llama_lab.analysis.statistics import Estimate
-from llama_lab.runs.stored import FIXED_COSTS, MEASURED_COSTS
+from llama_lab.runs.stored import FIXED_COSTS, MEASURED_COSTS, STATE
 from llama_lab.runs.study import SUMMARY, StudySpeed
 from llama_lab.util.display import plain_table
-from llama_lab.util.formatting import break_name, number, short, three_digits
+from llama_lab.util.formatting import break_name, cache_and_state, short, three_digits
 
 from .guide import grid, guide
 from .tables import conditions, effects_table, plus_minus
@@ -101,7 +101,7 @@ def print_all(result: Result, console: Console) -> None:
     for title in (loss_unit, f"to {reference}"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("verdict", min_width=11)  # "not significant" in two lines
-    for title in ("params", "KV B/\ntoken", "tokens/s"):
+    for title in ("params", "KV B/\ntoken" + "\n+ state" * result.has_states, "tokens/s"):
         table.add_column(title, justify="right", no_wrap=True)
     losses = plus_minus([arm.judged(result.metric) for arm in result.arms])
     changes = plus_minus([arm.comparison.change if arm.comparison else None for arm in result.arms], "")
@@ -112,7 +112,7 @@ def print_all(result: Result, console: Console) -> None:
             change,
             arm.verdict,
             short(arm.costs.get("params")),
-            number(arm.costs.get("kv_cache/bytes_per_token")),
+            cache_and_state(arm.costs.get("kv_cache/bytes_per_token"), arm.costs.get(STATE)),
             three_digits(arm.costs.get("perf/tokens_per_second")),
         )
     console.print(table)

@@ -25,7 +25,7 @@ from llama_lab.analysis.settings import TOKENS
 from llama_lab.analysis.statistics import Estimate, term_name
 from llama_lab.config.grammar import to_override
 from llama_lab.runs.record import Record, finished, started
-from llama_lab.runs.stored import ACTIVE, UNITS
+from llama_lab.runs.stored import ACTIVE, STATE, UNITS
 from llama_lab.runs.study import MATCHED
 from llama_lab.util import formatting as fmt
 
@@ -141,6 +141,8 @@ def _arms(result: Result) -> Table:
         "Tokens per second": lambda arm: fmt.three_digits(arm.costs.get("perf/tokens_per_second")),
         "KV cache per token": lambda arm: fmt.in_bytes(arm.costs.get("kv_cache/bytes_per_token")),
     }
+    if result.has_states:
+        columns["State per sequence"] = lambda arm: fmt.in_bytes(arm.costs.get(STATE))
     caption = (
         f"Loss: final validation loss, {result.unit}, \u00b1 half its 95% interval over seeds. "
         "Difference: mean over seeds of the paired difference with its simultaneous 95% interval where it is tested; "
@@ -195,10 +197,10 @@ def _rankings(result: Result) -> Table:
     caption = (
         f"Loss in {result.unit}, with 95% intervals over seeds. Speeds: geometric means over rounds, each "
         "of which measured every arm, with their 95% intervals; of decoding and prefill for one sequence that fills "
-        "the context. Training memory: the most that PyTorch allocates on a GPU. KV cache: with 16-bit elements. "
-        "Rank: 1 is the best; its interval is as narrow as the significant differences of all pairs make it ("
-        "each column on its own), or the numbers of bytes, which are exact. Arms are tested within seeds or rounds, so "
-        "that they may differ though their intervals overlap."
+        "the context. Training memory: the most that PyTorch allocates on a GPU. KV cache: with 16-bit elements, and "
+        "recurrent states. Rank: 1 is the best; its interval is as narrow as the significant differences of all pairs "
+        "make it (each column on its own), or the numbers of bytes, which are exact. Arms are tested within seeds or "
+        "rounds, so that they may differ though their intervals overlap."
     )
     return _arm_table(result, caption, columns)
 
@@ -358,7 +360,10 @@ def _caches(arms: Sequence[Inference]) -> Table:
         "Measured": lambda cache: _spread(cache.measured, fmt.in_bytes),
         "By the formula": lambda cache: _spread(cache.formula, fmt.in_bytes),
     }
-    caption = "KV cache of one sequence at the largest measured context: from its tensors, and from the cost model."
+    caption = (
+        "KV cache, and recurrent states, of one sequence at the largest measured context: from its tensors, and from "
+        "the cost model."
+    )
     dtypes = [(arm, dtype) for arm in arms for dtype in dict.fromkeys(cache.dtype for cache in arm.caches)]
     found = [(arm.arm, cache) for arm, dtype in dtypes if (cache := arm.cache(dtype))]
     return _table(caption, found, columns, ["Elements"])

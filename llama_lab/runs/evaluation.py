@@ -29,9 +29,9 @@ class LengthLoss:
 class CacheSize:
     """Bytes of the KV caches of `batch_size` sequences of `context` tokens.
 
-    formula_bytes: by `llama_lab/model/cost.py`. measured_bytes: of the memory behind its tensors after the
-    tokens were read. allocated_bytes: what CUDA's allocator gave for it when it was new, in blocks of 512 bytes; None
-    on other devices.
+    formula_bytes: by `llama_lab/model/cost.py`. state_bytes: those of them before any token. measured_bytes: of the
+    memory behind its tensors after the tokens were read. allocated_bytes: what CUDA's allocator gave for it when it was
+    new, in blocks of 512 bytes; None on other devices.
     """
 
     batch_size: int
@@ -40,6 +40,7 @@ class CacheSize:
     formula_bytes: int
     measured_bytes: int
     allocated_bytes: int | None = None
+    state_bytes: int = 0
 
 
 @dataclass(frozen=True)

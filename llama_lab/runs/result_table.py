@@ -1,5 +1,7 @@
 """The table that a finished run ends with."""
 
+from collections.abc import Mapping
+
 from rich.console import Console
 from rich.text import Text
 
@@ -7,7 +9,7 @@ from llama_lab.util.display import fact_table, print_sample
 from llama_lab.util.formatting import duration, in_bytes
 
 from .folder import SAMPLE, RunFolder
-from .stored import Summary
+from .stored import STATE, Summary
 
 
 def print_result(folder: RunFolder) -> None:
@@ -42,12 +44,18 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         *([("  after compiling for", duration(compiling))] if compiling is not None else []),
         *([("model FLOPs utilisation", f"{metrics['perf/mfu']:.1%}")] if "perf/mfu" in metrics else []),
         ("peak memory", in_bytes(metrics["perf/peak_memory_bytes"])),
-        *state_rows(metrics.get("kv_cache/bytes_per_token"), metrics.get("kv_cache/bytes"), metrics["seq_len"]),
+        *state_rows(metrics, metrics["seq_len"]),
     ]
 
 
-def state_rows(per_token: float | None, whole: float | None, seq_len: float) -> list[tuple[str, str]]:
+def state_rows(metrics: Mapping[str, float], seq_len: float) -> list[tuple[str, str]]:
     """Rows on the decoding state; empty for a model without one."""
-    if per_token is None or whole is None:
+    if "kv_cache/bytes" not in metrics:
         return []
-    return [("KV cache per token, 16-bit", in_bytes(per_token)), (f"KV cache at {seq_len:,} tokens", in_bytes(whole))]
+    state = metrics.get(STATE, 0)
+    whole = "KV cache and state" if state else "KV cache"
+    return [
+        ("KV cache per token, 16-bit", in_bytes(metrics["kv_cache/bytes_per_token"])),
+        *([("state per sequence", in_bytes(state))] if state else []),
+        (f"{whole} at {seq_len:,} tokens", in_bytes(metrics["kv_cache/bytes"])),
+    ]

@@ -47,6 +47,7 @@ class Metric:
 
 SPEED = "perf/tokens_per_second"
 ACTIVE = "params_active_non_embedding"
+STATE = "state/bytes_per_sequence"
 cost = partial(Metric, logged=False, of_arms=True)
 METRICS = (
     Metric("step", "optimizer steps so far"),
@@ -79,7 +80,8 @@ METRICS = (
     Metric("perf/peak_memory_bytes", "of one device since training began", final=True, of_arms=True),
     cost("perf/compile_seconds", "spent on compiling", unlike_rows="wall clock, in no row", of_arms=False),
     cost("kv_cache/bytes_per_token", "16-bit", noun="bytes of KV cache per token", logged=True, final=True),
-    cost("kv_cache/bytes", "of one sequence of `seq_len` tokens", noun="bytes of KV cache", logged=True),
+    cost("kv_cache/bytes", "and of state, of one sequence of `seq_len` tokens", noun="bytes of KV cache", logged=True),
+    cost(STATE, "recurrent, the same at any length", noun="bytes of state per sequence"),
     cost("seq_len", "at which costs hold: `max_seq_len`"),
 )
 COLUMNS = tuple(metric.name for metric in METRICS if metric.logged)  # of metrics.csv

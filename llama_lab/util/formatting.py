@@ -97,6 +97,11 @@ def in_bytes(count: float | None) -> str:
     return f"{scaled:,.4g} {prefix}B"
 
 
+def cache_and_state(per_token: float | None, state: float | None) -> str:
+    """Bytes of a KV cache per token and, on a second line, of a recurrent state if there is one."""
+    return f"{number(per_token)}\n+ {in_bytes(state)}" if state else number(per_token)
+
+
 def scale(value: float, prefixes: Mapping[str, float]) -> tuple[float, str]:
     """A value by the first of these prefixes that it reaches; without one below them all."""
     return next(((value / size, prefix) for prefix, size in prefixes.items() if abs(value) >= size), (value, ""))

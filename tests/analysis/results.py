@@ -29,7 +29,7 @@ from llama_lab.analysis.result import (
 from llama_lab.analysis.scaling_law import Scaling, scale
 from llama_lab.analysis.statistics import Effect, Estimate, PairedDifference
 from llama_lab.runs.record import Record
-from llama_lab.runs.stored import OF_SCORES, QUANTITIES
+from llama_lab.runs.stored import OF_SCORES, QUANTITIES, STATE
 from llama_lab.runs.study import Arm, Member, Study
 from tests.analysis.simulate_scaling import CONDITIONS, draw
 
@@ -208,6 +208,17 @@ def warned() -> Result:
         "3 of 21 runs were made from a checkout with changes that no commit holds.",
     )
     return replace(found, warnings=warnings, notes=("Matched by ffn width.",))
+
+
+def with_states() -> Result:
+    """The ladder, with one arm of recurrences alone and one hybrid."""
+    found = ladder()
+    costs: dict[str, dict[str, float]] = {
+        "ffn=swiglu": {"kv_cache/bytes_per_token": 0, "kv_cache/bytes": 67_584, STATE: 67_584},
+        "position=rope": {"kv_cache/bytes_per_token": 512, "kv_cache/bytes": 182_272, STATE: 51_200},
+    }
+    arms = (replace(arm, costs=arm.costs | {STATE: 0} | costs.get(arm.name, {})) for arm in found.arms)
+    return replace(found, arms=tuple(arms))
 
 
 def in_bits() -> Result:

@@ -17,7 +17,7 @@ from llama_lab.training.monitor import SLOW_STEPS, Monitor
 from llama_lab.util.display import Display
 from tests.training.tiny import Pieces, logged, pieces, planned
 
-COST = Cost(32, 1, 1, 1, 1, 2e9, 2e9, 6e9, 8, 256)
+COST = Cost(32, 1, 1, 1, 1, 2e9, 2e9, 6e9, 8, 256, 0)
 COMPILING, STEP, EVALUATION, CHECKPOINT = 100.0, 2.0, 1000.0, 10_000.0  # seconds, by the fake clock
 
 

@@ -69,5 +69,18 @@ def test_bytes_by_hand() -> None:
     model = decoder("attention=gqa", "model.n_kv_heads=2")
     first, *_ = cache_sizes(model, [3], [10])
     assert first.measured_bytes == 3 * 10 * 2 * 2 * 2 * 8 * 2  # keys and values, 2 layers, 2 heads of 8, bfloat16
+    assert first.state_bytes == 0
     last = cache_sizes(model, [3], [10])[-1]
     assert last.measured_bytes == 3 * 10 * 2 * 2 * 2 * (8 + 4)  # and a float32 scale for each head's bytes
+
+
+def test_the_state_of_a_hybrid_is_a_part_of_its_bytes_at_any_context() -> None:
+    model = decoder(
+        *("model.n_layers=2", "attention=linear", "position=none"),
+        *("+pattern.a={at: 1, attention: mha, position: rope}",),
+    )
+    for size in cache_sizes(model, [3], [10, 20]):
+        assert size.dtype != "int8"
+        assert size.state_bytes == 3 * 4 * 4 * 8 * (8 + 1)  # 4 heads' matrices in float32, with a normaliser
+        width = 2 if size.dtype == "bfloat16" else 4
+        assert size.measured_bytes == size.state_bytes + 3 * size.context * 2 * 32 * width

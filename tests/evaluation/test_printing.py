@@ -102,6 +102,15 @@ def test_no_table_is_wider_than_80_columns_and_no_cell_is_wrapped_or_cut(
     assert (tmp_path / "eval.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_state_in_a_cache_is_a_column_of_its_own(printed: Callable[[Found], list[str]]) -> None:
+    found = everything(SMALL)
+    lines = printed(found | {"cache": [case | {"state_bytes": 2048 * case["batch_size"]} for case in found["cache"]]})
+    assert "KV cache and state of one sequence" in {line.strip() for line in lines}
+    assert ["dtype", "tokens", "of state", "by formula", "measured", "loss through it"] in cells(lines)
+    assert ["bfloat16", "8", "2 KiB", "32 KiB", "equal", "5.875000"] in cells(lines)
+    assert not any("state" in line for line in printed(found))
+
+
 def test_the_loss_of_a_probe_is_that_of_its_answers(
     printed: Callable[[Found], list[str]],
 ) -> None:

@@ -16,6 +16,7 @@ from transformers.models.lfm2.modeling_lfm2 import Lfm2ShortConv
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
 
+from llama_lab.model import measure_cost
 from llama_lab.model.attention_context import AttentionContext
 from llama_lab.model.convolution import GatedConv, ShortConv
 from llama_lab.model.encoding import Position
@@ -23,7 +24,7 @@ from llama_lab.model.mixer import Mixer
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.position import Rope
 from llama_lab.model.recurrence import recur
-from llama_lab.model.recurrent import GatedDelta, LinearAttention, Mamba2
+from llama_lab.model.recurrent import GatedDelta, LinearAttention, Mamba2, Recurrent
 from tests.composing import decoder, lively
 from tests.model.cases import ON_NONE, in_pieces
 
@@ -341,6 +342,25 @@ def test_a_state_has_one_size_at_any_context_in_float32() -> None:
     for length in (1, 100, 100_000):
         assert mixer.state_bytes(length, torch.bfloat16) == 4 * mixer.n_heads * 8 * 5 + 2 * pasts
     assert mixer.state_bytes_per_token(torch.bfloat16) == 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("case", ON_NONE)
+def test_a_filled_cache_holds_the_state_per_sequence_and_the_bytes_of_every_token(
+    case: str, dtype: torch.dtype
+) -> None:
+    model, sizes = decoder(*ON_NONE[case]), {}
+    for length in (1, 9, 30):
+        state = model.new_state(1, length, dtype)
+        model(torch.arange(length)[None], state)
+        for mixer, layer in zip(model.mixers, state.layers, strict=True):
+            assert layer.tensors[0].dtype == (torch.float32 if isinstance(mixer, Recurrent) else dtype)
+        sizes[length] = sum(x.untyped_storage().nbytes() for layer in state.layers for x in layer.tensors)
+        cost = measure_cost(model, length, dtype)
+        assert cost.kv_bytes == cost.state_bytes_per_sequence + length * cost.kv_bytes_per_token == sizes[length]
+    assert cost.state_bytes_per_sequence > 0
+    assert (sizes[30] > sizes[1]) == ("hybrid" in case)
 
 
 def test_states_decay_at_first_by_known_shares() -> None:

@@ -534,6 +534,30 @@ def test_an_arm_without_a_cache_is_at_the_left_edge_of_the_chart_of_caches() -> 
     assert ticks == ["0 B", "1 KiB", "2 KiB"]
 
 
+def test_arms_with_states_are_drawn_by_cache_and_state_together_at_their_context() -> None:
+    chart = costs.kv_cache_front(results.with_states())
+    places = {row["arm"]: (row["x"], row["text"].splitlines()[0]) for row in chart.rows}
+    assert places["ffn=swiglu"] == (67_584, "KV cache and state: 66 KiB")
+    assert places["position=rope"] == (182_272, "KV cache and state: 178 KiB")
+    assert places["vanilla"] == (524_288, "KV cache and state: 512 KiB")
+    assert chart.title == "Loss against KV cache and state"
+    drawn = svg(chart.view(()))
+    assert ">size of KV cache and state at 256 tokens, 16-bit cache</text>" in drawn
+    assert {*re.findall(r">(\d+ K?i?B)</text>", drawn)} == {"64 KiB", "128 KiB", "256 KiB", "512 KiB"}
+
+
+def test_a_page_tells_states_per_sequence_beside_the_cache_per_token(tmp_path: Path) -> None:
+    text, arms = body(results.with_states(), tmp_path), tables(results.with_states())["arms"]
+    assert arms.cells("KV cache per token", "State per sequence")[3:5] == [
+        "position=rope 512 B 50 KiB",
+        "ffn=swiglu 0 B 66 KiB",
+    ]
+    assert "both mean loss and size of KV cache and state at 256 tokens, regardless" in text
+    whole = own_text(tmp_path / "report.html")
+    assert 'aria-label="Loss against KV cache and state: vanilla 3.9520 \u00b10.0099 2 KiB 0 B; ' in whole
+    assert "State per sequence" not in body(results.ladder(), tmp_path)
+
+
 def test_long_names_keep_in_charts_what_sets_them_apart() -> None:
     rows = differences.difference_rows(results.many(), "previous")
     labels = [row["label"].split(" (")[0] for row in differences.differences(rows, "", "").rows]

@@ -10,6 +10,7 @@ from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.result import Result
 from llama_lab.report.summary import print_table, summary_rows, write_csv, write_summary_csv
 from llama_lab.report.tables import tables
+from tests.analysis import results
 from tests.analysis.synthetic import plant_end, run_folder, write_study
 
 AXES = {"vanilla": {"norm": "layernorm"}, "rmsnorm": {"norm": "rmsnorm"}, "olmo": {"norm": "rmsnorm"}}
@@ -88,6 +89,17 @@ def test_the_table_fits_80_columns_with_all_of_its_numbers(
     assert re.search(rf"{abs(step.nats.mean):.3f} ±{(step.nats.high - step.nats.low) / 2:.3f} +lower ", line)
     assert line.split()[-2:] == ["2,048", "12,000"]
     assert "…" not in out
+
+
+def test_the_table_has_states_below_the_cache_per_token(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [line.split() for line in printed(results.with_states(), capsys, monkeypatch).splitlines()]
+    assert ["+", "50", "KiB"] in [line[-3:] for line in lines]
+    assert ["+", "66", "KiB"] in [line[-3:] for line in lines]
+    assert ["token"] in lines
+    assert max(len(" ".join(line)) for line in lines) <= 80
+    assert "+ state" not in printed(results.ladder(), capsys, monkeypatch)
 
 
 def test_the_table_has_the_verdicts_of_the_page(

@@ -199,6 +199,15 @@ def test_a_dry_run_prints_the_arms_and_their_costs_and_writes_nothing(study: Cal
     assert max(len(line) for line in ran.out.splitlines() if "│" in line or "─" in line) <= 80
 
 
+def test_a_dry_run_has_the_state_per_sequence_of_recurrent_arms(study: Callable[..., Ran]) -> None:
+    arms = ("study=options", "study.axis=attention", "study.options=[linear,conv]", "position=none", *QUICK)
+    ran = study(*arms, "study.learning_rates=null", "study.dry_run=true")
+    assert (ran.code, ran.err) == (0, "")
+    assert re.findall(r" +(\+ \d.*B) +\n", ran.out) == ["+ 2.25 KiB", "+ 256 B"]
+    assert ran.out.count(" + state ") == 1
+    assert max(len(line) for line in ran.out.splitlines() if " k " in line or "─" in line) <= 80
+
+
 def test_a_dry_run_prices_a_study_on_devices_that_are_not_here(study: Callable[..., Ran]) -> None:
     ran = study(*LADDER, "study.dry_run=true", "device=h100", "trainer.devices=8", "estimate_mfu=0.5")
     assert (ran.code, ran.err) == (0, "")

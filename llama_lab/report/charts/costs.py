@@ -14,8 +14,9 @@ KV_CACHE = {"used": "decode", "not used": "uncached"}  # parts of a Speed
 
 
 def kv_cache_front(result: Result) -> Chart:
-    """Loss against the size of the KV cache per token; arms with 0 B are an octave left of the smallest other size."""
-    cost = "kv_cache/bytes_per_token"
+    """Loss against `cache_cost`; arms with 0 B are an octave left of the smallest other size."""
+    cost, what = cache_cost(result)
+    noun, bits = ("KV cache and state", "16-bit cache") if result.has_states else ("KV cache", "16-bit")
     sizes = [size for arm in result.arms if (size := arm.costs.get(cost, 0)) > 0]
     zero = 2.0 ** (math.floor(math.log2(min(sizes))) - 1) if sizes else 1.0
 
@@ -23,9 +24,17 @@ def kv_cache_front(result: Result) -> Chart:
         return fmt.in_bytes(size if size > zero else 0)
 
     def x(drawn: Iterable[float]) -> Spec:
-        return octaves("x", "KV-cache size per token, 16-bit", drawn, text)
+        return octaves("x", f"{what}, {bits}", drawn, text)
 
-    return _front(result, cost, "Loss against KV cache", x, lambda size: f"KV cache: {text(size)}", zero=zero)
+    return _front(result, cost, f"Loss against {noun}", x, lambda size: f"{noun}: {text(size)}", zero=zero)
+
+
+def cache_cost(result: Result) -> tuple[str, str]:
+    """The cost by which arms' caches are compared, and what it is: of a full context where states are part of it."""
+    if not result.has_states:
+        return "kv_cache/bytes_per_token", "KV-cache size per token"
+    contexts = sorted({arm.costs["seq_len"] for arm in result.arms if "seq_len" in arm.costs})
+    return "kv_cache/bytes", f"size of KV cache and state at {' or '.join(map(fmt.number, contexts))} tokens"
 
 
 def throughput_front(result: Result) -> Chart:

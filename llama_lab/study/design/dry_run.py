@@ -19,7 +19,7 @@ from llama_lab.estimate.estimate import check_mfu, find_device
 from llama_lab.model.recompute import recomputed_flops
 from llama_lab.runs.study import MATCHED, MOST_RESIDUAL
 from llama_lab.training.assemble import build_module
-from llama_lab.util.formatting import break_name, count, duration, number, short, three_digits
+from llama_lab.util.formatting import break_name, cache_and_state, count, duration, short, three_digits
 
 from .plan import Plan, PlannedArm, meta_model
 
@@ -72,7 +72,8 @@ def print_plan(plan: Plan, speed: TrainingSpeed | None) -> None:
     table.add_column("arm", overflow="fold")
     has_experts = any(arm.cost.params_active < arm.cost.params for arm in plan.arms)
     columns = ["width", "params", "without\nembed.", *["active"] * has_experts]
-    columns += ["residual", "FLOPs\n/token", "KV B\n/token"]
+    has_states = any(arm.cost.state_bytes_per_sequence for arm in plan.arms)
+    columns += ["residual", "FLOPs\n/token", "KV B\n/token" + "\n+ state" * has_states]
     if speed and per_run:
         columns.append("device\nhours" if speed.priced else "time")
     for column in columns:
@@ -82,9 +83,9 @@ def print_plan(plan: Plan, speed: TrainingSpeed | None) -> None:
         cost, off = arm.cost, arm.arm.residual
         sizes = [short(cost.params), short(cost.params_non_embedding)]
         sizes += [short(cost.params_active_non_embedding)] * has_experts + ["-" if off is None else f"{off:+.2%}"]
-        state = number(cost.kv_bytes_per_token)
+        states = cache_and_state(cost.kv_bytes_per_token, cost.state_bytes_per_sequence)
         name = "\n".join(break_name(arm.arm.name, max(10, console.width - 70)))
-        cells = [name, str(arm.width), *sizes, short(cost.flops_per_token), state]
+        cells = [name, str(arm.width), *sizes, short(cost.flops_per_token), states]
         if per_run:  # of the arm's runs, one after the other
             to_tune = arm.expected_tuning * per_run[arm.arm.name]
             seconds = len(arm.runs) * per_run[arm.arm.name] + to_tune

@@ -7,7 +7,7 @@ from pathlib import Path
 from llama_lab.config.messages import exit_with
 from llama_lab.util.errors import ConfigError
 
-COMPONENTS = ("norm", "ffn", "attention", "recurrence", "decoding", "caching")
+COMPONENTS = ("norm", "ffn", "attention", "recurrence", "decoding", "states", "caching")
 GPU_PARTS = ("training", "loss", "attention", "decoding", "billion", "sharding", "ladder")
 
 

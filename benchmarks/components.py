@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,18 @@ COMPONENTS = {
         "MQA decodes 38% faster than MHA",
         decoders.measure_decoding,
         {"overrides": decoders.TINY, "batch_sizes": [1], "contexts": [16, 32]},
+    ),
+    "states": Component(
+        "Decoding with recurrent states in place of KV caches, a token of one sequence, by sequences x tokens",
+        "no claim",
+        partial(
+            decoders.measure_decoding,
+            overrides=decoders.EIGHT,
+            batch_sizes=(1,),
+            contexts=(256, 4096, 32_768),
+            models=decoders.STATES,
+        ),
+        {"overrides": decoders.TINY, "contexts": [16, 32]},
     ),
     "caching": Component(
         "Greedy text with and without a KV cache, by tokens",

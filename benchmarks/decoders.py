@@ -1,6 +1,6 @@
-"""Whole decoders, built from the configs as training builds them: MHA, GQA and MQA, with and without a KV cache."""
+"""Whole decoders, built from the configs as training builds them: with a KV cache, without, and with recurrences."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from typing import cast
@@ -18,12 +18,26 @@ from llama_lab.model.attention import GroupedQueryAttention
 from .rows import measure
 
 # Overrides for a Llama 3 of each size. `size.n_kv_heads` is that of attention=gqa.
-SMALL = (
+NARROW = (
     "arch=llama3",
     "size.n_kv_heads=4",
-    *("model.dim=256", "model.n_layers=6", "model.n_heads=8", "model.hidden_dim=688", "model.vocab_size=4096"),
+    *("model.dim=256", "model.n_heads=8", "model.hidden_dim=688", "model.vocab_size=4096"),
 )
+SMALL = (*NARROW, "model.n_layers=6")
+EIGHT = (*NARROW, "model.n_layers=8")
 TINY = ("arch=llama3", "size=pico", "model.vocab_size=64")
+# Overrides of models that are measured in turn, the first the reference.
+HEADS = {name.upper(): (f"attention={name}",) for name in ("mha", "gqa", "mqa")}
+DELTA = ("attention=gated_delta", "position=none")
+STATES = {
+    "MHA": HEADS["MHA"],
+    "GQA": HEADS["GQA"],
+    "linear": ("attention=linear", "position=none"),
+    "mamba2": ("attention=mamba2", "position=none"),
+    "gated delta": DELTA,
+    "kimi delta": ("attention=kimi_delta", "position=none"),
+    "gated delta, GQA every 4th": (*DELTA, "pattern=attention_every_4th"),
+}
 BILLION = ("arch=llama3", "size=llama3_1b", "embedding=tied")
 
 
@@ -39,21 +53,20 @@ def measure_decoding(
     overrides: Sequence[str] = SMALL,
     batch_sizes: Sequence[int] = (1, 8),
     contexts: Sequence[int] = (1024, 4096),
+    models: Mapping[str, Sequence[str]] = HEADS,
 ) -> Iterator[pd.DataFrame]:
-    """A decoding step with MHA, GQA and MQA, at the end of each context, eager.
+    """A decoding step of each of `models`, by their overrides, at the end of each context, eager.
 
-    The models differ only in key and value heads, so those with fewer heads are also slightly smaller.
+    They differ only in attention, so those with fewer heads are also slightly smaller, and mixers with more parameters
+    larger. `kv_cache_bytes` has recurrent states, too.
     """
     longest = f"model.max_seq_len={max(contexts)}"
-    models = {
-        name.upper(): build_decoder(load_config([*overrides, f"attention={name}", longest]), device)
-        for name in ("mha", "gqa", "mqa")
-    }
+    built = {name: build_decoder(load_config([*overrides, *own, longest]), device) for name, own in models.items()}
     for batch_size, context in product(batch_sizes, contexts):
         steps = min(NEW_TOKENS, context)
-        contenders = {name: decoding(model, batch_size, context, steps) for name, model in models.items()}
+        contenders = {name: decoding(model, batch_size, context, steps) for name, model in built.items()}
         rows = measure(f"{batch_size} x {context}", "decode", contenders, rounds, parts=steps)
-        caches = [model.new_state(batch_size, context).nbytes for model in models.values()]
+        caches = [model.new_state(batch_size, context).nbytes for model in built.values()]
         yield rows.assign(tokens_per_s=1e3 * batch_size / rows.median_ms, kv_cache_bytes=caches)
 
 

@@ -33,7 +33,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 def test_components_prints_claims_and_writes_rows(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("components", "--preset", "tiny", "--rounds", "1")
     shown = capsys.readouterr().out
-    assert shown.count("textbooks: ") == 6
+    assert shown.count("textbooks: ") == 7
     assert "50 times fewer key and value computations" in shown
     found = pd.read_csv(tmp_path / "bench" / "components.csv")
     assert {*TIMES, *CONDITIONS, "peak_bytes", "kv_cache_bytes", "tokens_per_s"} < {*found}

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks import recurrence
-from benchmarks.decoders import TINY, generate_cached, generate_uncached, kv_computations, measure_decoding
+from benchmarks.decoders import STATES, TINY, generate_cached, generate_uncached, kv_computations, measure_decoding
 from benchmarks.layers import (
     SHAPES,
     Peaks,
@@ -112,6 +112,16 @@ def test_decoding_tells_the_speed_over_all_sequences_and_the_cache_of_each_varia
         assert m.ratio == pytest.approx(mha.median_ms / m.median_ms)
     per_head = 2 * 2 * 3 * 16 * 8 * 4  # keys and values, layers, sequences, tokens, head_dim, bytes
     assert [m.kv_cache_bytes for m in (mha, gqa, mqa)] == [4 * per_head, 2 * per_head, per_head]
+
+
+def test_recurrent_arms_and_a_hybrid_are_decoded_beside_attention_and_only_its_state_grows() -> None:
+    tables = measure_decoding(1, CPU, TINY, batch_sizes=[2], contexts=[16, 64], models=STATES)
+    short, long = (rows.set_index("what").kv_cache_bytes for rows in tables)
+    assert list(long.index) == list(STATES)
+    growth = dict(long - short)
+    assert growth["MHA"] == 2 * growth["GQA"] == 2 * 48 * 2 * 2 * 32 * 4
+    assert 2 * growth["gated delta, GQA every 4th"] == growth["GQA"], "of two layers, the last has attention"
+    assert {growth[name] for name in ("linear", "mamba2", "gated delta", "kimi delta")} == {0}
 
 
 def test_a_backward_pass_alone_can_be_run_again_and_again() -> None:

@@ -252,13 +252,14 @@ class SomeMixers(Setting):
 
     usual: by their config and our settings, the kind of each layer without a list, and `older`: their names for that.
     mixer: our settings that layers with the mixer always have, of it and of what else differs there. settings: the
-    others, of the mixer.
+    others, of the mixer. kind: their name of such layers.
     """
 
     usual: Callable[[Settings, Settings], list[str]]
     mixer: Settings
     settings: Sequence[Setting]
     older: Sequence[str] = ()
+    kind: str = LINEAR
 
     @property
     def names(self) -> Sequence[str]:
@@ -267,19 +268,19 @@ class SomeMixers(Setting):
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`; it takes the place of what `ours` holds of attention in the layers without it."""
-        kinds = checked(config.get("layer_types") or self.usual(config, ours), (FULL, LINEAR), ours)
+        kinds = checked(config.get("layer_types") or self.usual(config, ours), (FULL, self.kind), ours)
         usual = {"n_kv_heads": ours["n_heads"], **{key: value for key, value in ours.items() if of_mixer(key)}}
         always = {key: derive(value, ours) for key, value in self.mixer.items()}
         mixer = {"n_kv_heads": ours["n_heads"], **NOPE, **always}
-        if LINEAR in kinds:
+        if self.kind in kinds:
             mixer |= read_all(self.settings, config, ours)
             mixer |= {key: usual[key] for key in usual.keys() - mixer.keys() if not key.startswith(PARTS)}
-        return by_layer([mixer if kind == LINEAR else usual for kind in kinds])
+        return by_layer([mixer if kind == self.kind else usual for kind in kinds])
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
         is_other = [target == self.mixer[MIXER] for target in each(ours, MIXER)]
-        written = {"layer_types": [LINEAR if other else FULL for other in is_other]}
+        written = {"layer_types": [self.kind if other else FULL for other in is_other]}
         if True in is_other:
             written |= merged(setting.write(at_layer(ours, is_other.index(True))) for setting in self.settings)
         return written

@@ -1,21 +1,28 @@
 """Hybrids of recurrent mixers with attention; see `family.py`."""
 
+import math
+from dataclasses import dataclass
+
 from . import llama_families as llama
-from .by_layer import SomeExperts, SomeMixers, every
+from .by_layer import FULL, SomeExperts, SomeMixers, every
 from .expert_families import LLAMA_EXPERTS
 from .rotary import RotaryPosition
-from .settings import DenseLayers, Fixed, Multiple, Settings
+from .settings import DenseLayers, Fixed, Multiple, Setting, Settings, Value, number
 from .terms import (
     FFN,
     GEMMA_NORM,
     MIXTURE,
     ROUTING,
     STACKED,
+    activation,
     component,
     fields,
+    head_width,
     joined,
     like,
     llama_sizes,
+    sizes,
+    weights,
 )
 
 DELTA: Settings = {
@@ -104,5 +111,69 @@ QWEN3_NEXT = QWEN3_5.derive(
             joined(of_keys, of_keys, of_values, of_values, groups="attention.key_heads"),
         ),
         (BETA, STEP): (f"{LINEAR_ATTENTION}.in_proj_ba.*", joined(1, 1, groups="attention.key_heads")),
+    },
+)
+
+
+@dataclass(frozen=True)
+class RoundedWidth(Setting):
+    """LFM2's width of the feed-forward: two thirds of theirs, times a factor, rounded up, unless that is off."""
+
+    name = "intermediate_size|block_ff_dim|block_auto_adjust_ff_dim|block_ffn_dim_multiplier|block_multiple_of"
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        plain, older, is_rounded, factor, multiple = self.names
+        width = number(older, config.get(older, config.get(plain, 12288)))
+        if config.get(is_rounded, True):
+            width, times, unit = int(2 * width / 3), config.get(factor, 1.0), config.get(multiple, 256)
+            width = width if times is None else unit * math.ceil(int(times * width) / unit)
+        return {"hidden_dim": width}
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        return {self.names[0]: ours["hidden_dim"], self.names[2]: False}
+
+
+def listed_attention(config: Settings, ours: Settings) -> list[str]:
+    """LFM2's kinds of layers, of a config that lists those with attention, default: all, for `SomeMixers`."""
+    layers = range(ours["n_layers"])
+    listed = config.get("full_attn_idxs")
+    return [FULL if layer in (layers if listed is None else listed) else CONV for layer in layers]
+
+
+CONV = "conv"
+LFM2_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
+LFM2_FFN = ("feed_forward.w1", "feed_forward.w3", "feed_forward.w2")
+LFM2_ENDS = ("model.embed_tokens", "model.embedding_norm")
+LFM2 = llama.BASE.derive(
+    "lfm2",
+    "Lfm2ForCausalLM",
+    *sizes(65536, 2560, 32, 32, 128000),
+    *fields(num_key_value_heads=8, head_dim=head_width, norm_eps=1e-5),
+    RoundedWidth(),
+    Value("tie_word_embeddings|tie_embedding", "embedding.tied", True),
+    RotaryPosition(1_000_000.0),
+    SomeMixers(
+        listed_attention,
+        component("attention", "convolution.GatedConv"),
+        (Value("conv_L_cache", "attention.conv", 3), Value("conv_bias", "attention.bias", False)),
+        older=("full_attn_idxs",),
+        kind=CONV,
+    ),
+    without=("hidden_act", "rms_norm_eps"),
+    recipe=activation("SiLU") | {"attention.qk_norm": "head"},
+    weights={
+        **weights("model.layers.#", LFM2_ATTENTION, ("operator_norm", "ffn_norm"), LFM2_FFN, LFM2_ENDS),
+        "blocks.#.attention.query_norm.*": "model.layers.#.self_attn.q_layernorm.*",
+        "blocks.#.attention.key_norm.*": "model.layers.#.self_attn.k_layernorm.*",
+    },
+    mixer_weights={
+        tuple(f"blocks.#.attention.{part}.*" for part in ("gate_in", "gate_out", "value")): (
+            "model.layers.#.conv.in_proj.*",
+            joined(1, 1, 1),
+        ),
+        "blocks.#.attention.conv.*": "model.layers.#.conv.conv.*",
+        "blocks.#.attention.output.*": "model.layers.#.conv.out_proj.*",
     },
 )

@@ -36,6 +36,7 @@ PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
     "olmo2": {"rms_norm_eps": 1e-6} | BASE_500K,
     "qwen3_moe": {"norm_topk_prob": True},
     "gpt_oss": {"num_local_experts": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}},
+    "lfm2": {"layer_types": [("conv", "conv", "full_attention")[i % 3] for i in range(32)]},
     "granite": {
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
@@ -53,8 +54,8 @@ def test_a_recipe_is_the_default_of_its_family_but_for_sizes(recipe: str) -> Non
     defaults = AutoConfig.for_model(family.model_type).to_dict()
     theirs = family.read_config(defaults | PUBLISHED_SETTINGS.get(recipe, {}))
     sizes = ("vocab_size", "dim", "n_layers", "n_heads", "head_dim", "max_seq_len", "hidden_dim")
-    last = at_layer(theirs, theirs["n_layers"] - 1)
-    overrides = [f"model.{key}={last[key]}" for key in sizes] + [f"size.n_kv_heads={last['n_kv_heads']}"]
+    last, kv_heads = at_layer(theirs, theirs["n_layers"] - 1), min(each(theirs, "n_kv_heads"))
+    overrides = [f"model.{key}={last[key]}" for key in sizes] + [f"size.n_kv_heads={kv_heads}"]
     if isinstance(theirs["hidden_dim"], list):
         overrides.append(f"+pattern.dense.hidden_dim={theirs['hidden_dim'][0]}")
     if windows := [window for window in each(theirs, "attention.window") if window]:
@@ -141,6 +142,7 @@ NO_SWITCH: dict[str, tuple[str, dict[str, Any]]] = {
     "no switch for sliding_attention": ("qwen3_5_text", {"layer_types": ["sliding_attention"] * 32}),
     "hidden_act=gelu: no switch; only hidden_act=silu": ("qwen3_5_text", {"hidden_act": "gelu"}),
     "=100: no switch; it must be a multiple of 512": ("qwen3_next", {"shared_expert_intermediate_size": 100}),
+    "no switch for linear_attention": ("lfm2", {"layer_types": ["linear_attention"] * 32}),
     "num_dense_layers=1: no switch for the experts": ("afmoe", {"score_func": "sigmoid"}),
     "has 2 numbers for 3 layers": ("granite_swa", {"num_hidden_layers": 3, "layer_rope_theta": [0, 100]}),
     "n_shared_experts=0: no switch; it must be positive": ("deepseek_v3", {"n_shared_experts": 0}),

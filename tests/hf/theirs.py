@@ -48,6 +48,8 @@ LATENT = ALL_HEADS | {
 }
 DEEPSEEK = LATENT | {"first_k_dense_replace": 3}
 OPT = FALCON | {"ffn_dim": 80}
+CONVS = {"layer_types": ["conv", FULL, "conv"], "block_auto_adjust_ff_dim": False}
+ROUNDED = {"full_attn_idxs": [2], "block_multiple_of": 16, "block_ffn_dim_multiplier": 1.3}
 DELTA = {"linear_key_head_dim": 8, "linear_value_head_dim": 10, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
 SPARSE = {"num_experts": 6, "num_experts_per_tok": 3}
 FEW_DENSE = {"first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
@@ -196,6 +198,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next, experts": (
         "qwen3_next",
         WIDE_HEADS | DELTA | HALF | SPARSE | SMALL | FIVE | SHARED | {"mlp_only_layers": [1]},
+    ),
+    "lfm2": ("lfm2", LLAMA | CONVS),
+    "lfm2, rounded, biases, untied": (
+        "lfm2",
+        LLAMA | ROUNDED | {"block_ff_dim": 90, "conv_bias": True, "conv_L_cache": 4, "tie_embedding": False},
     ),
     "afmoe": ("afmoe", WIDE_HEADS | AFMOE),
     "ministral3": ("ministral3", WIDE_HEADS | MINISTRAL3 | SLIDES),

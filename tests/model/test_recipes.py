@@ -102,8 +102,17 @@ def test_the_default_recipe_is_llama() -> None:
 
 
 # What cannot be, by recipe, group and option, and why.
-NORMED = ("bloom", "gemma3", "nanochat", "olmo2", "olmoe", "qwen3", "qwen3_moe")  # in other places than blocks, too
-HYBRIDS = ("qwen3_5", "qwen3_next")  # whose recurrent layers take no positions
+NORMED = (
+    "bloom",
+    "gemma3",
+    "lfm2",
+    "nanochat",
+    "olmo2",
+    "olmoe",
+    "qwen3",
+    "qwen3_moe",
+)  # in other places than blocks, too
+HYBRIDS = ("lfm2", "qwen3_5", "qwen3_next")  # whose recurrent layers take no positions
 ADDED = ("learned", "sinusoidal", "sinusoidal_concatenated")
 RECURRENT = [option for option in options("attention") if option not in softmaxes()]
 REFUSED = {
@@ -120,7 +129,7 @@ REFUSED = {
         for other in OPTIONS["position"]
         if other != "none"
     },
-    **{(arch, "norm", "none"): "the model's norm has no unit_offset" for arch in HYBRIDS},
+    **{(arch, "norm", "none"): "the model's norm has no unit_offset" for arch in ("qwen3_5", "qwen3_next")},
     ("deepseek_v3", "position", "shaw"): "would ignore the relation",
     **{("gemma3", "position", other): "has no such key" for other in ("alibi", "learned", "none", "relative", "shaw")},
 }

@@ -534,6 +534,13 @@ def test_what_is_missing_is_named_with_an_example(command: Command) -> None:
         assert (ran.code, ran.err.startswith(f"error: {message}")) == (2, True)
 
 
+@pytest.mark.parametrize("key", ["window=4", "sinks=true", "qk_norm=head"])
+def test_a_recurrent_layer_has_no_windows_sinks_and_norms_of_queries_and_keys(key: str, command: Command) -> None:
+    ran = command("attention=mamba2", "position=none", f"model.attention.{key}")
+    problem = "no such key here, it belongs to attention=mha; choose that, or leave this out"
+    assert (ran.code, ran.err) == (2, f"error: model.attention.{key}: {problem}\n")
+
+
 def test_a_wrong_key_beside_an_option_of_the_user_s_own_is_reported(command: Command, tmp_path: Path) -> None:
     (tmp_path / "mine" / "norm").mkdir(parents=True)
     (tmp_path / "mine" / "norm" / "my.yaml").write_text("# @package model.norm\n_target_: my.Norm\n")

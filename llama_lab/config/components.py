@@ -30,6 +30,7 @@ TARGET = re.compile(r"\b_target_:\s*['\"]?([\w.]+)")  # in a YAML file
 COMMENT = re.compile(r"(^|\s)#.*", re.MULTILINE)
 REPORTED = (ConfigError, RunFailedError, HydraException, OmegaConfBaseException)  # cli.py prints these
 ROPE, ROPE_ALIBI = "llama_lab.model.position.Rope", "llama_lab.model.position.RopeAlibi"
+CONV = "llama_lab.model.convolution.GatedConv"
 # Top-level packages of the user's components that were built in this process. By name, since a path would not
 # distinguish a user's package from a library.
 _components: set[str] = set()

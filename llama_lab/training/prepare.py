@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-from llama_lab.config.components import check_idle, of_layers
+from llama_lab.config.components import CONV, check_idle, of_layers
 from llama_lab.config.grammar import format_value, override_key, settled_keys
 from llama_lab.config.layers import unchanged
 from llama_lab.config.schema import KEYS, UNNAMED, belongs, check_kinds, default_settings, groups
@@ -91,7 +91,7 @@ def check_run(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
 
 
 def check_effects(configs: Sequence[DictConfig], overrides: Iterable[str]) -> None:
-    """Raise ConfigError for a `bias`, an `expert` or a rule of a pattern on the command line that changes nothing.
+    """Raise ConfigError for a `bias`, an `expert`, heads or a rule of a pattern that change nothing, if typed.
 
     configs: of the command's runs: what leaves a study's arm as it is may change others. A recipe's pattern may be left
     without effect by another choice, such as one of attention without a window.
@@ -102,6 +102,9 @@ def check_effects(configs: Sequence[DictConfig], overrides: Iterable[str]) -> No
         raise ConfigError(f"{asked['bias']}: {problem}; leave it out, or write bias=null")
     if "expert" in asked and all("expert" not in ffn for cfg in configs for ffn in of_layers(cfg.model, "ffn")):
         raise ConfigError(f"{asked['expert']}: no layer has experts; add ffn=moe, or leave it out")
+    heads = [asked[key] for key in ("model.n_heads", "model.head_dim") if key in asked]
+    if heads and all(one.get("_target_") == CONV for cfg in configs for one in of_layers(cfg.model, "attention")):
+        raise ConfigError(f"{heads[0]}: attention=conv has no heads; choose another attention, or leave it out")
     patterns = {key: override for key, override in asked.items() if key.partition(".")[0] == "pattern"}
     cfg, *others = configs
     if not patterns or any(other.model.layers for other in others):

@@ -131,6 +131,16 @@ def test_what_a_pattern_was_asked_for_and_does_not_change_is_refused(rule: str, 
     check_effects([cfg], ["pattern=nope_every_4th"] if key else [])  # of a recipe whose other part was chosen otherwise
 
 
+@pytest.mark.parametrize("asked", ["model.n_heads=2", "model.head_dim=16"])
+def test_heads_that_no_layer_has_are_refused(asked: str) -> None:
+    conv, hybrid = ("attention=conv", "position=none"), "+pattern.a={at: 1, attention: gqa}"
+    with pytest.raises(ConfigError, match=rf"^{asked}: attention=conv has no heads; choose another attention, or leav"):
+        check_effects([compose_config(*FOUR, *conv, asked)], [*conv, asked])
+    check_effects([compose_config(*FOUR, *conv, asked)], [*conv])  # of a recipe
+    check_effects([compose_config(*FOUR, *conv, asked, hybrid)], [*conv, asked, hybrid])
+    check_effects([compose_config(*FOUR, "attention=linear", "position=none", asked)], [asked])
+
+
 RESIDUAL = "model.attention.value_residual=0.5: acts in layers after the first, and none of them has it"
 ROTATED = "model.attention.qk_norm_rotated=true: the position encoding rotates nothing"
 

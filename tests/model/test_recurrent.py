@@ -363,6 +363,12 @@ def test_a_filled_cache_holds_the_state_per_sequence_and_the_bytes_of_every_toke
     assert (sizes[30] > sizes[1]) == ("hybrid" in case)
 
 
+@pytest.mark.parametrize("case", ON_NONE)
+def test_a_state_is_not_kept_in_int8_nor_that_of_a_hybrid(case: str) -> None:
+    with pytest.raises(ValueError, match=r"^blocks\.\d\.attention: \w+ cannot keep its state in int8; choose a floati"):
+        decoder(*ON_NONE[case]).new_state(1, dtype=torch.int8)
+
+
 def test_states_decay_at_first_by_known_shares() -> None:
     decay = decoder(*ON_NONE["mamba2"]).mixers[0].decay
     steps = torch.nn.functional.softplus(decay.bias.detach())

@@ -179,6 +179,9 @@ REFUSED = [
     ("attention=gated_delta position=none .decay=none", ".decay=none: unknown; choose head or channel"),
     ("attention=gated_delta position=none .gate=tanh", ".gate=tanh: unknown; choose silu or sigmoid"),
     ("attention=gated_delta position=none .chunk_size=0", ".chunk_size=0: must be a positive whole number"),
+    ("attention=linear position=none .chunk_size=-64", ".chunk_size=-64: must be a positive whole number"),
+    ("attention=mamba2 position=none .chunk_size=1.5", ".chunk_size=1.5: must be a positive whole number"),
+    ("attention=kimi_delta position=none .chunk_size=few", ".chunk_size=few: must be a positive whole number"),
     ("attention=gated_delta position=none .conv=1", ".conv=1: must be a whole number of at least 2"),
     ("attention=linear", "model.attention=llama_lab.model.recurrent.LinearAttention: would ignore the rotation of Ro"),
     (

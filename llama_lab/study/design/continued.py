@@ -71,6 +71,10 @@ class Uptrain(Continued):
     def variants(self, configs: Composer) -> Variants:
         """The source trained on, then an arm per number of heads and start."""
         source = self.source(configs, "model.attention", "model.n_kv_heads")
+        attention = source.model.attention._target_
+        if attention.startswith("llama_lab.") and ".attention." not in attention:
+            name = attention.rpartition(".")[2]
+            raise ConfigError(f"init_from: its {name} has no key and value heads to share; name a run of attention=mha")
         check_levels("starts", self.starts, str)
         if unknown := [start for start in self.starts if start not in KV_HEADS]:
             raise ConfigError(f"study.starts: {unknown[0]} is unknown; choose among {', '.join(KV_HEADS)}")

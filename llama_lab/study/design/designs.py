@@ -26,13 +26,15 @@ from llama_lab.util.formatting import conjoin
 class Variants:
     """The arms of a design, the baseline first, without their runs.
 
-    notes: caveats, as sentences. title: of the report; default: design and baseline. lead: see Study.
+    notes: caveats, as sentences. title: of the report; default: design and baseline. lead: see Study. hint: what may
+    help where an arm is refused.
     """
 
     arms: tuple[Arm, ...]
     notes: tuple[str, ...] = ()
     title: str = ""
     lead: str = ""
+    hint: str = ""
 
 
 class Composer:

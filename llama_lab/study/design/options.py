@@ -68,7 +68,8 @@ class Options:
             arms[name] = {axis: format_value(option) for axis, option in chosen.items()}, [f"arch={self.base}", *own]
         listed = {axis: conjoin([format_value(option) for option in options]) for axis, options in axes.items()}
         title = "; ".join(f"{axis}: {options}" for axis, options in listed.items())
-        return Variants(matched_arms(arms), title=f"{self.base} with {title}")
+        hint = "; arms with positions of their own are recipes: study=recipes" if "attention" in axes else ""
+        return Variants(matched_arms(arms), title=f"{self.base} with {title}", hint=hint)
 
     def axes(self) -> dict[str, list[Any]]:
         """The options of each axis. Raises ConfigError unless each is named once and has two options, each once."""

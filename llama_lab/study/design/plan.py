@@ -209,7 +209,7 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
         try:
             planned[arm.name] = plan_arm(command, arm, drafts[arm.name], dataset, reference)
         except ConfigError as error:
-            raise ConfigError(f"{error} (arm {arm.name})") from None
+            raise ConfigError(f"{error} (arm {arm.name}){variants.hint}") from None
     if command.match == "active" and all(one.cost.params_active == one.cost.params for one in planned.values()):
         raise ConfigError("match=active: no arm has experts, so all parameters are active; use match=params")
     arms = compiled_alike(command, [planned[arm.name] for arm in variants.arms])

@@ -115,6 +115,13 @@ def test_scaled_or_other_positions_are_not_extended(tmp_path: Path) -> None:
             extend().variants(from_source(other, f"position={position}"))
 
 
+@pytest.mark.parametrize("attention", ["linear", "conv", "mla"])
+def test_there_is_nothing_to_uptrain_without_key_and_value_heads(attention: str, tmp_path: Path) -> None:
+    other = source(tmp_path / "other", "arch=llama", f"attention={attention}", "position=none")
+    with pytest.raises(ConfigError, match=r"^init_from: its \w+ has no key and value heads to share; name a run of "):
+        uptrain().variants(from_source(other, "position=none"))
+
+
 QUICK = ("study.seeds=[1]", "study.measure_speed=false", "train.evaluations=2")
 
 

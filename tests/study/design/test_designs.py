@@ -121,6 +121,15 @@ def test_kv_heads_go_from_one_per_query_head_to_one_for_all() -> None:
     assert names(KVHeads("llama2", [1, 4]).variants(CONFIGS)) == ["mha", "mqa"]
 
 
+@pytest.mark.parametrize("attention", ["linear", "mamba2", "gated_delta", "kimi_delta", "conv"])
+def test_recurrences_have_no_key_and_value_heads_to_compare(attention: str) -> None:
+    recurrent = Composer(Loader(), (f"attention={attention}", "position=none"))
+    with pytest.raises(
+        ConfigError, match=r"^study.base=llama2: its attention has a fixed number .*; add attention=gqa"
+    ):
+        KVHeads("llama2").variants(recurrent)
+
+
 def test_depth_crosses_blocks_depths_and_warm_up_and_matches_within_a_depth() -> None:
     variants = Depth("llama", ["postnorm", "prenorm"], [2, 4], [0.0, 0.1]).variants(CONFIGS)
     assert len(variants.arms) == 8

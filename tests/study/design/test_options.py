@@ -137,6 +137,11 @@ def test_what_is_no_axis_and_no_option_is_refused(axis: Any, options: list[Any],
             r"optim=adafactor: PyTorch's cannot hold .*\(arm adafactor\)",
         ),
         (
+            over("attention", "gqa", "mamba2"),
+            r"model.attention=.*Mamba2: would ignore the rotation of Rope positions; .*\(arm mamba2\); arms with "
+            "positions of their own are recipes: study=recipes$",
+        ),
+        (
             (*over("model.max_seq_len", "32", "48"), "train.tokens=6000"),
             "train.tokens=6000: is no whole number of steps of 256 and 384 tokens, .*; give train.tokens=5376",
         ),

@@ -28,7 +28,7 @@ from llama_lab.util.formatting import enumerate_some, number, three_digits
 from .environments import is_resumed
 from .result import Result
 from .sentences import MOST_KEYS, by_value, faults_in, listing, named, run_name
-from .settings import INIT, RATE
+from .settings import FFN, INIT, RATE
 
 MOST_UNEQUAL = 1.5  # fastest over slowest run of an arm
 MOST_ASIDE = 3.0  # largest over smallest ratio of tokens to positions
@@ -159,7 +159,8 @@ def _faults(run: Record, trust: Trust) -> dict[str, bool]:
     in_both = [row for row in rows if nats_per_bit and "val/bits_per_byte" in row and "val/loss" in row]
     facts, at_trained = Summary.load(run.path), run.evaluation.lengths[0].loss if run.evaluation.lengths else None
     targets = TARGET.findall((run.path / RESOLVED).read_text(encoding="utf-8"))
-    built = [_built_by(group, option) for group, option in environment.choices.items()]
+    left_out = "ffn" if FFN in run.config else None  # by a block
+    built = [_built_by(group, option) for group, option in environment.choices.items() if group != left_out]
     return {
         "A loss is not a positive number": any(not 0 < run.summary.get(key, 1) < inf for key in LOSSES),
         "metrics.csv lacks rows": _lacks_rows(run),

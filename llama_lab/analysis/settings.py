@@ -1,7 +1,7 @@
 """The settings of a study's runs: which may differ between arms, and which do in a plan."""
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -27,7 +27,8 @@ FREE = {
 OWN = tuple(key for key in FREE if key not in TEXT)  # of each run
 MODEL = ("model", "size", *INDIRECT)
 COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
-WIDTH = "model.hidden_dim"  # solved for by matching
+WIDTH, MIXER_WIDTH = "model.hidden_dim", "model.attention.value_dim"  # solved for by matching; see `width_key`
+FFN = "model.ffn"  # a key of its own only in a model whose block leaves it out
 DIMENSIONS = ("dim", "n_layers", "n_heads")
 RATE = "optim.lr"
 TOKENS = "train.tokens"
@@ -37,7 +38,7 @@ UNSET = "unset"
 GROUPS = {
     **{group: (f"model.{group}",) for group in ("norm", "block", "position")},
     "attention": ("model.attention", "model.n_kv_heads"),
-    "ffn": ("model.ffn", WIDTH),
+    "ffn": (FFN, WIDTH),
     **{group: (f"model.{group}",) for group in ("embedding", "init")},
     "pattern": ("pattern", "model.layers"),
     "size": ("size", WIDTH, *(f"model.{key}" for key in (*DIMENSIONS, "head_dim", "n_kv_heads", "vocab_size"))),
@@ -61,8 +62,8 @@ def different_settings(reference: Record, record: Record, is_swept: bool) -> dic
     ours, theirs = record.environment.choices, reference.environment.choices
     options = {group: (theirs.get(group), ours.get(group)) for group in ours if not belongs(group, (*OWN, "hydra"))}
     groups = {group: pair for group, pair in options.items() if pair[0] != pair[1]}
-    covered = [key for group in groups for key in GROUPS.get(group, (group,))]
-    keys = [key for key in keys_of([reference, record]) if not belongs(key, (*own_settings(is_swept), *covered))]
+    known = keys_of([reference, record])
+    keys = [key for key in known if not belongs(key, (*own_settings(is_swept), *keys_set_by(groups, known)))]
     pairs = {key: (reference.config.get(key), record.config.get(key)) for key in keys}
     return groups | {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -105,16 +106,16 @@ def follows() -> dict[str, frozenset[str]]:
 
 def movers_of(key: str, axes: Collection[str], match: str, keys: Sequence[str]) -> tuple[str, ...]:
     """The axes that may change a setting, directly or through a key that it follows. keys: of all configs."""
-    if key == WIDTH and match in MATCHED:
+    if key in (WIDTH, MIXER_WIDTH) and match in MATCHED:
         return tuple(sorted(axes))
     copied = COPIED if key == "model.layers" else ()
     through = {axis for other in (*follows().get(key, ()), *copied) for axis in movers_of(other, axes, match, keys)}
 
     def moves(axis: str) -> bool:
-        if axis in (keys_of := GROUPS | DERIVED):
-            return belongs(key, keys_of[axis])
+        if axis in GROUPS | DERIVED:
+            return belongs(key, keys_set_by([axis], keys))
         if axis == "arch":
-            return belongs(key, keys_set_by(GROUPS.keys() - {"size"}))
+            return belongs(key, keys_set_by(GROUPS.keys() - {"size"}, keys))
         is_key = any(is_named(other, axis) and not belongs(other, OWN) for other in keys)
         return is_named(key, axis) if is_key else belongs(key, MODEL)  # an unknown name may set any of these
 
@@ -131,9 +132,10 @@ def own_settings(is_swept: bool) -> tuple[str, ...]:
     return (*OWN, RATE) if is_swept else OWN
 
 
-def keys_set_by(groups: Iterable[str]) -> list[str]:
-    """The config keys that these groups set."""
-    return [key for group in groups for key in GROUPS.get(group, ())]
+def keys_set_by(groups: Collection[str], keys: Collection[str]) -> list[str]:
+    """The config keys that these groups set, those that a block leaves out too. keys: of all configs."""
+    left_out = (FFN, WIDTH) if "block" in groups and FFN in keys else ()
+    return [key for group in groups for key in (GROUPS | DERIVED).get(group, (group,))] + [*left_out]
 
 
 def keys_of(records: Sequence[Record]) -> list[str]:

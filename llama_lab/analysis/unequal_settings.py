@@ -15,6 +15,7 @@ from .settings import (
     COMPARED,
     GROUPS,
     INIT,
+    MIXER_WIDTH,
     MODEL,
     SEEDS,
     TEXT,
@@ -83,9 +84,9 @@ def _ungrouped(study: Study, records: Sequence[Record]) -> Iterator[str]:
         return
     grouped = {*study.axes} | (GROUPS.keys() - {"size"} if "arch" in study.axes else set())
     groups = _different_options(records, [group for group in GROUPS if group not in grouped])
-    matched = (WIDTH,) if study.match in MATCHED else ()
-    covered = (*SEEDS, *COMPARED, *matched, *grouped, *keys_set_by(grouped), *keys_set_by(groups))
-    keys = [key for key in keys_of(records) if belongs(key, MODEL) and not belongs(key, covered)]
+    matched, known = (WIDTH, MIXER_WIDTH) if study.match in MATCHED else (), keys_of(records)
+    covered = (*SEEDS, *COMPARED, *matched, *grouped, *keys_set_by(grouped | groups.keys(), known))
+    keys = [key for key in known if belongs(key, MODEL) and not belongs(key, covered)]
     if found := groups | _different(records, keys):
         yield f"Arms differ in more than what they are grouped by: {first_and_more(found)}."
 

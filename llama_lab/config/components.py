@@ -221,13 +221,13 @@ def check_idle(model: DictConfig) -> None:
 
 
 def of_layers(model: DictConfig, part: str) -> list[DictConfig]:
-    """A component's node in each layer. Raises ConfigError for more layers than are built."""
+    """A component's node in each layer that has one. Raises ConfigError for more layers than are built."""
     check_depth(model.n_layers)
     nodes = [model[part]] * model.n_layers
     for one in model.get("layers", ()):
         for layer in one["at"] if part in one else ():
             nodes[layer] = one[part]
-    return nodes
+    return [node for node in nodes if node is not None]  # a block may leave out the feed-forward
 
 
 def targets(node: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -102,13 +102,15 @@ def read_rule(name: str, rule: Any, model: DictConfig) -> Rule:
     parts: dict[str, Any] = {}
     keys: set[str] = set()
     idle: list[str] = []
-    for slot in sorted(rule, key=SIZES.__contains__):  # a size wins over that of an option
+    # A size wins over that of an option, and a feed-forward of its own over a block that leaves it out.
+    for slot in sorted(rule, key=lambda slot: (slot in SIZES) - (slot == "block")):
         own = rule[slot]
         new = of_slot(f"pattern.{name}.{slot}", str(slot), own, model)
         parts |= new
         if not isinstance(own, dict) or "_target_" in own:
             idle += [] if new else [slot]
-            keys |= {slot, *flatten(written(model)[slot], slot)} if new else set()
+            changed = [part for part in new if part == slot or part not in SIZES]
+            keys |= {key for part in changed for key in (part, *flatten(written(model)[part], part))}
         else:
             idle += [key for key, value in flatten(own, slot).items() if value == OmegaConf.select(model, key)]
             keys |= flatten(own, slot).keys() if new else set()
@@ -154,7 +156,8 @@ def of_slot(key: str, slot: str, own: Any, model: DictConfig) -> dict[str, Any]:
         options, cfg = with_option(slot, own, last_loader())
         if cfg is None:
             raise ConfigError(f"{key}={own}: {slot} has no such option{suggestion(own, options)}")
-        chosen = {part: written(cfg.model)[part] for part in (slot, *SLOTS[slot])}
+        left_out = ("ffn", "hidden_dim") if cfg.model.ffn is None else ()  # by a block
+        chosen = {part: written(cfg.model)[part] for part in (slot, *SLOTS[slot], *left_out)}
         return {} if resolved(chosen[slot], model) == resolved(usual, model) else chosen
     if not isinstance(own, dict):
         raise ConfigError(f"{key}={own}: must be an option of {slot}, or settings of its own such as {{key: value}}")
@@ -184,7 +187,8 @@ def resolved(node: dict[str, Any], model: DictConfig) -> Any:
     """A component's node without interpolations, as below `model`."""
     root = OmegaConf.create({"node": node}, flags={"allow_objects": True})
     root._set_parent(model._get_root())
-    return OmegaConf.to_container(root.node, resolve=True)
+    whole: Any = OmegaConf.to_container(root, resolve=True)
+    return whole["node"]
 
 
 def check_depth(n_layers: int) -> None:

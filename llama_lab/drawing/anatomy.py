@@ -49,6 +49,7 @@ NAMES = {
     "Embedding": "Token embedding",
     "PreNorm": "Pre-norm block",
     "PostNorm": "Post-norm block",
+    "MixerOnly": "Pre-norm block, mixer only",
     "Sandwich": "Sandwich-norm block",
     "Reordered": "Reordered-norm block",
     "Parallel": "Parallel block",

@@ -37,7 +37,7 @@ def scale(value: float, learned: bool) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Base class of blocks: a mixer, a feed-forward, a norm for each, and dropout on the output of each.
+    """Base class of blocks: a mixer, a feed-forward unless it is None, a norm for each, and dropout on their outputs.
 
     The mixer is called `attention` in configs and in the names of parameters.
     residual_scale: multiplies what each branch adds to the residual stream: a constant (Granite; DeepNorm, Wang et al.
@@ -52,7 +52,7 @@ class Block(nn.Module):
         self,
         dim: int,
         attention: Mixer,
-        ffn: nn.Module,
+        ffn: nn.Module | None,
         norm: Norm,
         dropout: float = 0.0,
         residual_scale: float = 1.0,
@@ -65,8 +65,9 @@ class Block(nn.Module):
         self.attention_norm = norm(dim)
         self.attention_scale = scale(residual_scale, learned_scale)
         self.ffn = ffn
-        self.ffn_norm = norm(dim)
-        self.ffn_scale = scale(residual_scale, learned_scale)
+        if ffn is not None:
+            self.ffn_norm = norm(dim)
+            self.ffn_scale = scale(residual_scale, learned_scale)
         self.dropout = nn.Dropout(dropout)
 
     def attend(self, x: Tensor, context: AttentionContext, state: State | None) -> Tensor:
@@ -75,6 +76,7 @@ class Block(nn.Module):
 
     def feed(self, x: Tensor) -> Tensor:
         """The feed-forward and its dropout."""
+        assert self.ffn is not None
         return self.dropout(self.ffn(x))  # type: ignore[no-any-return]
 
 
@@ -120,6 +122,25 @@ class PreNorm(Serial):
         """Add a branch to `x (B, T, D)`."""
         norm, scale = getattr(self, f"{name}_norm"), getattr(self, f"{name}_scale")
         return x + scale(branch(norm(x)))  # type: ignore[no-any-return]
+
+
+class MixerOnly(PreNorm):
+    """x + mixer(norm(x)), without a feed-forward: Mamba (Gu & Dao 2023, section 3.4)."""
+
+    def __init__(
+        self,
+        dim: int,
+        attention: Mixer,
+        norm: Norm,
+        dropout: float = 0.0,
+        residual_scale: float = 1.0,
+        learned_scale: bool = False,
+    ) -> None:
+        super().__init__(dim, attention, None, norm, dropout, residual_scale, learned_scale)
+
+    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
+        """Transform `x (B, T, D)`."""
+        return self.mix(x, context, state)
 
 
 class Reordered(Serial):

@@ -25,7 +25,8 @@ class Decoder(Tower):
 
     Those of position, attention, ffn and init are called with the following arguments that their signatures name.
     position, attention and ffn: the sizes below but vocab_size, and norm. attention and ffn also: layer, counted from
-    0. position also: layers, those in which it acts. init: n_layers.
+    0. position also: layers, those in which it acts. init: n_layers. A block is called with dim, dropout, norm,
+    attention and, if its signature names it, ffn; else ffn and hidden_dim are None in its layers.
 
     vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, hidden_dim, max_seq_len: sizes, named as in LLaMA.
     layers: overrides of components and sizes for the layers `at`, counted from 0; later entries win.
@@ -44,13 +45,13 @@ class Decoder(Tower):
         n_heads: int,
         n_kv_heads: int,
         head_dim: int,
-        hidden_dim: int,
+        hidden_dim: int | None,
         max_seq_len: int,
         embedding: Callable[..., Embedding],
         norm: Norm,
         position: Callable[..., Position],
         attention: Callable[..., Mixer],
-        ffn: Callable[..., nn.Module],
+        ffn: Callable[..., nn.Module] | None,
         block: Callable[..., Block],
         init: Callable[..., WeightInit],
         layers: Sequence[Mapping[str, Any]] = (),
@@ -62,6 +63,8 @@ class Decoder(Tower):
         heads = {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "head_dim": head_dim}
         sizes = {"dim": dim, "n_layers": n_layers, **heads, "hidden_dim": hidden_dim, "max_seq_len": max_seq_len}
         for name, size in {"vocab_size": vocab_size, **sizes}.items():
+            if (name, size) == ("hidden_dim", None):
+                continue  # of blocks without a feed-forward
             if not isinstance(size, int) or not 1 <= size <= LARGEST:
                 raise ValueError(f"{name}={size}: must be a positive whole number, and at most {LARGEST}")
         if not 0 <= dropout < 1:

@@ -292,8 +292,8 @@ class GatedDelta(Recurrent):
 class Mamba2(Recurrent):
     """A state space whose states decay by one number per head (Dao & Gu 2024, section 7).
 
-    expand: width of all heads together, over the model's. value_dim: of a head. key_dim: of its state. n_groups: of
-    heads that share queries and keys (C and B). conv: width of short convolutions.
+    heads: their number, each with values of width value_dim and a state (key_dim, value_dim). n_groups: of heads that
+    share queries and keys (C and B). conv: width of short convolutions.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class Mamba2(Recurrent):
         n_heads: int,
         n_kv_heads: int,
         norm: Norm,
-        expand: int = 2,
+        heads: int,
         key_dim: int = 128,
         value_dim: int = 64,
         n_groups: int = 1,
@@ -310,18 +310,17 @@ class Mamba2(Recurrent):
         chunk_size: int = 64,
     ) -> None:
         require_kv_heads(n_kv_heads, n_heads, NO_KV_HEADS)
-        n_heads, rest = divmod(expand * dim, value_dim)
-        if rest or n_heads < 1:
-            raise ValueError(f"attention.value_dim={value_dim}: must divide expand times model.dim, {expand * dim}")
-        super().__init__(n_heads, key_dim, value_dim, chunk_size)
-        if not isinstance(n_groups, int) or n_groups < 1 or n_heads % n_groups:
-            raise ValueError(f"attention.n_groups={n_groups}: must divide the {n_heads} heads")
+        if not isinstance(heads, int) or heads < 1:
+            raise ValueError(f"attention.heads={heads}: must be a positive whole number")
+        super().__init__(heads, key_dim, value_dim, chunk_size)
+        if not isinstance(n_groups, int) or n_groups < 1 or heads % n_groups:
+            raise ValueError(f"attention.n_groups={n_groups}: must divide the {heads} heads")
         self.make_heads(dim, n_groups, value_dim, conv, bias=True)
-        self.decay = Decay(dim, n_heads)
-        self.skip = Skip(n_heads)
-        self.gate = nn.Linear(dim, n_heads * value_dim, bias=False)
-        self.norm = norm(n_heads * value_dim)
-        self.output = ResidualOutput(n_heads * value_dim, dim, bias=False)
+        self.decay = Decay(dim, heads)
+        self.skip = Skip(heads)
+        self.gate = nn.Linear(dim, heads * value_dim, bias=False)
+        self.norm = norm(heads * value_dim)
+        self.output = ResidualOutput(heads * value_dim, dim, bias=False)
 
     def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Mix tokens `x (B, T, D)`; updates the state in place."""

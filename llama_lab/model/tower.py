@@ -21,11 +21,11 @@ class Tower(nn.Module):
 
     def make_blocks(
         self,
-        sizes: Mapping[str, int],
+        sizes: Mapping[str, Any],
         norm: Norm,
         position: Callable[..., Position],
         attention: Callable[..., Mixer],
-        ffn: Callable[..., nn.Module],
+        ffn: Callable[..., nn.Module] | None,
         block: Callable[..., Block],
         layers: Sequence[Mapping[str, Any]],
         dropout: float,
@@ -51,8 +51,10 @@ class Tower(nn.Module):
             own: dict[str, Any] = {"attention": attention, "ffn": ffn, "norm": norm, "block": block, **sizes}
             for one in layers:
                 own |= dict(one) if layer in one["at"] else {}
+            check_feedforward(layer, own)
             given = {name: own[name] for name in (*sizes, "norm")} | {"layer": layer}
-            parts = {"attention": call(own["attention"], **given, causal=causal), "ffn": call(own["ffn"], **given)}
+            parts = {"attention": call(own["attention"], **given, causal=causal)}
+            parts |= {} if own["ffn"] is None else {"ffn": call(own["ffn"], **given)}
             if not causal and not takes(own["attention"], "causal"):
                 raise ValueError(
                     f"attention={class_name(parts['attention'])}: its tokens see only earlier ones, but an encoder's "
@@ -102,9 +104,19 @@ class Tower(nn.Module):
         return [cast(Block, block).attention for block in self.blocks]
 
     @property
-    def feedforwards(self) -> list[nn.Module]:
-        """The feed-forward of each block, from the first."""
+    def feedforwards(self) -> list[nn.Module | None]:
+        """The feed-forward of each block, from the first; None where there is none."""
         return [cast(Block, block).ffn for block in self.blocks]
+
+
+def check_feedforward(layer: int, own: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a layer has a feed-forward and its width if its block takes one, and else neither."""
+    needed = takes(own["block"], "ffn")
+    for name in ("ffn", "hidden_dim"):
+        if needed and own[name] is None:
+            raise ValueError(f"{name}=null: the block of layer {layer} has a feed-forward; give the layer {name}, too")
+        if not needed and own[name] is not None:
+            raise ValueError(f"{name}: the block of layer {layer} has no feed-forward; leave {name} out")
 
 
 def check_positions(usual: Position, *others: Position) -> None:

@@ -18,7 +18,7 @@ from llama_lab.analysis.result import (
     Result,
 )
 from llama_lab.analysis.scaling_gains import gain_of
-from llama_lab.analysis.settings import RATE
+from llama_lab.analysis.settings import MIXER_WIDTH, RATE, WIDTH
 from llama_lab.analysis.statistics import Estimate
 from llama_lab.runs.stored import FIXED_COSTS, MEASURED_COSTS, STATE
 from llama_lab.runs.study import SUMMARY, StudySpeed
@@ -154,7 +154,7 @@ def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str,
         "residual": arm.arm.residual,
         **{f"val_loss:seed={seed}": losses.get(seed) for seed in seeds},
         **{f"learning_rate:seed={seed}": rates.get(seed) for seed in seeds},
-        "width": next((record.config.get("model.hidden_dim") for record in arm.records if record.config), None),
+        "width": next((r.config.get(WIDTH) or r.config.get(MIXER_WIDTH) for r in arm.records if r.config), None),
     }
 
 

@@ -91,7 +91,7 @@ def check_run(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
 
 
 def check_effects(configs: Sequence[DictConfig], overrides: Iterable[str]) -> None:
-    """Raise ConfigError for a `bias`, an `expert`, heads or a rule of a pattern that change nothing, if typed.
+    """Raise ConfigError for what changes nothing, if typed: a `bias`, an option of ffn, heads, a rule of a pattern.
 
     configs: of the command's runs: what leaves a study's arm as it is may change others. A recipe's pattern may be left
     without effect by another choice, such as one of attention without a window.
@@ -100,7 +100,11 @@ def check_effects(configs: Sequence[DictConfig], overrides: Iterable[str]) -> No
     if "bias" in asked and all(OmegaConf.merge(cfg, {"bias": None}).model == cfg.model for cfg in configs):
         problem = "changes nothing, since every part has that already"
         raise ConfigError(f"{asked['bias']}: {problem}; leave it out, or write bias=null")
-    if "expert" in asked and all("expert" not in ffn for cfg in configs for ffn in of_layers(cfg.model, "ffn")):
+    feedforwards = [ffn for cfg in configs for ffn in of_layers(cfg.model, "ffn")]
+    for key in ("ffn", "expert", "size.mlp_ratio") if not feedforwards else ():
+        if key in asked:
+            raise ConfigError(f"{asked[key]}: no layer has a feed-forward; leave it out, or choose another block")
+    if "expert" in asked and all("expert" not in ffn for ffn in feedforwards):
         raise ConfigError(f"{asked['expert']}: no layer has experts; add ffn=moe, or leave it out")
     heads = [asked[key] for key in ("model.n_heads", "model.head_dim") if key in asked]
     if heads and all(one.get("_target_") == CONV for cfg in configs for one in of_layers(cfg.model, "attention")):

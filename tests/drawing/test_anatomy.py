@@ -87,6 +87,7 @@ def test_a_part_has_its_heads_shapes_and_the_settings_that_are_not_the_default()
 CHAINS: dict[str, tuple[Any, ...]] = {
     "prenorm": (Sum((), (), (("attention_norm", "attention"),)), Sum((), (), (("ffn_norm", "ffn"),))),
     "postnorm": (Sum((), (), (("attention",),)), "attention_norm", Sum((), (), (("ffn",),)), "ffn_norm"),
+    "mixer_only": (Sum((), (), (("attention_norm", "attention"),)),),
     "reordered": (Sum((), (), (("attention", "attention_norm"),)), Sum((), (), (("ffn", "ffn_norm"),))),
     "sandwich": (
         Sum((), (), (("attention_norm", "attention", "attention_post_norm"),)),

@@ -52,9 +52,10 @@ RECURRENT = {
     "gated delta": ("attention=gated_delta", "model.attention.key_heads=2", "model.attention.value_dim=5"),
     "kimi delta": ("attention=kimi_delta", "model.attention.negative=true"),
     "mamba2": ("attention=mamba2", "model.attention.n_groups=2"),
+    "mixer only": ("attention=mamba2", "block=mixer_only"),
     "conv": ("attention=conv", "model.attention.bias=true"),
     "hybrid, 1 in 4": ("model.n_layers=4", "attention=gated_delta", "pattern=attention_every_4th"),
-    "hybrid": (*FOUR, "+pattern.state={at: '::2', attention: gated_delta, position: none}"),
+    "hybrid": (*FOUR, "+pattern.state={at: '::2', attention: gated_delta, position: none, block: mixer_only}"),
 }
 ON_NONE = {name: keys if name == "hybrid" else (*keys, "position=none") for name, keys in RECURRENT.items()}
 

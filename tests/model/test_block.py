@@ -23,6 +23,8 @@ def by_formula(option: str, x: Tensor, block: Block, attention: Callable[[Tensor
             scale = 0.22 if option == "prenorm_scaled" else 1.0
             x = x + scale * attention(norm(x))
             return x + scale * block.ffn(ffn_norm(x))
+        case "mixer_only":
+            return x + attention(norm(x))
         case "reordered":
             x = x + norm(attention(x))
             return x + ffn_norm(block.ffn(x))
@@ -36,7 +38,7 @@ def by_formula(option: str, x: Tensor, block: Block, attention: Callable[[Tensor
     raise ValueError(f"{option}: has no formula here")
 
 
-NORMS = {"sandwich": 4, "parallel": 1}  # per block; the others have 2
+NORMS = {"sandwich": 4, "parallel": 1, "mixer_only": 1}  # per block; the others have 2
 TOKENS = torch.arange(20)[None]
 
 
@@ -105,7 +107,7 @@ def test_only_postnorm_leaves_out_the_final_norm(option: str) -> None:
 
 
 @pytest.mark.parametrize("option", options("block"))
-def test_dropout_falls_on_embeddings_and_both_branches_in_training_only(option: str) -> None:
+def test_dropout_falls_on_embeddings_and_all_branches_in_training_only(option: str) -> None:
     model = decoder(f"block={option}", "model.dropout=0.5")
     dropped: list[float] = []
     torch.manual_seed(0)
@@ -113,7 +115,7 @@ def test_dropout_falls_on_embeddings_and_both_branches_in_training_only(option: 
         if isinstance(module, nn.Dropout):
             module.register_forward_hook(lambda _module, _args, x: dropped.append((x == 0).float().mean().item()))
     model(TOKENS)
-    assert len(dropped) == 1 + 2 * len(model.blocks)
+    assert len(dropped) == 1 + (1 if option == "mixer_only" else 2) * len(model.blocks)
     assert all(0.4 < share < 0.6 for share in dropped)
     model.eval()
     assert torch.equal(model(TOKENS), decoder(f"block={option}").eval()(TOKENS))

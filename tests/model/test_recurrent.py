@@ -187,7 +187,7 @@ def test_the_state_space_is_that_of_mamba2() -> None:
     theirs = Mamba2Mixer(config, 0)
     w = drawn(theirs)
     norm = lambda n: RMSNorm(n, config.layer_norm_epsilon)  # noqa: E731
-    ours = Mamba2(dim=12, n_heads=4, n_kv_heads=4, norm=norm, key_dim=5, value_dim=3, n_groups=1)
+    ours = Mamba2(dim=12, n_heads=4, n_kv_heads=4, norm=norm, heads=8, key_dim=5, value_dim=3)
     gate, value, key, query, step = w["in_proj.weight"].split((24, 24, 5, 5, 8))
     projections = {"query": query, "key": key, "value": value}
     pairs = {f"{name}.project.weight": p for name, p in projections.items()}

@@ -85,7 +85,7 @@ def print_plan(plan: Plan, speed: TrainingSpeed | None) -> None:
         sizes += [short(cost.params_active_non_embedding)] * has_experts + ["-" if off is None else f"{off:+.2%}"]
         states = cache_and_state(cost.kv_bytes_per_token, cost.state_bytes_per_sequence)
         name = "\n".join(break_name(arm.arm.name, max(10, console.width - 70)))
-        cells = [name, str(arm.width), *sizes, short(cost.flops_per_token), states]
+        cells = [name, str(arm.width or "-"), *sizes, short(cost.flops_per_token), states]
         if per_run:  # of the arm's runs, one after the other
             to_tune = arm.expected_tuning * per_run[arm.arm.name]
             seconds = len(arm.runs) * per_run[arm.arm.name] + to_tune
@@ -95,6 +95,8 @@ def print_plan(plan: Plan, speed: TrainingSpeed | None) -> None:
     console.print(table)
     matched = MATCHED.get(plan.study.match)
     widths = f"widths match {matched}" if matched else "textbook widths, nothing is matched (match=none)"
+    if any(arm.draft.cfg.model.ffn is None for arm in plan.arms):
+        widths += "; without a feed-forward, that of a head's values"
     lines = [f"{widths}; KV bytes are for 16 bits; FLOPs are those of a forward pass"]
     if speed and per_run:
         lines.append(total_time(total, tuning_total, speed))

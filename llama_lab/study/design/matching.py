@@ -1,4 +1,4 @@
-"""Match arms in parameters or FLOPs by solving for the feed-forward width."""
+"""Match arms in parameters or FLOPs by solving for a width: the feed-forward's, or the mixer's without one."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,29 +16,35 @@ MULTIPLES = (8, 4, 2, 1)  # of the width: matrix units are faster with larger on
 
 
 class Matched(NamedTuple):
-    """A feed-forward width, the cost of the model with it, and its relative difference to the reference."""
+    """A width, the cost of the model with it, and its relative difference to the reference."""
 
     width: int
     cost: Cost
     residual: float
 
 
-def match_width(cost_at: Callable[[int], Cost], textbook: int, match: str, reference: Cost) -> Matched:
+def match_width(
+    cost_at: Callable[[int], Cost], textbook: int | None, match: str, reference: Cost, part: str = "feed-forward"
+) -> Matched:
     """The width that brings an arm to `reference` within 0.5%: a multiple of 8 if one does, else of 4, 2 or 1.
 
     cost_at: the arm's cost at a width, in which the matched quantity is linear. textbook: the arm's width without
-    matching. match: "params", "active" or "flops". Raises ConfigError if no width can match.
+    matching; None: it has none. match: "params", "active" or "flops". part: whose width it is. Raises ConfigError if
+    none can match.
     """
+    if textbook is None:
+        problem = "this arm has no feed-forward, and its mixer no value_dim, whose width to solve for"
+        raise ConfigError(f"match={match}: {problem}; use match=none, or another mixer, such as attention=mamba2")
     measure = MEASURES[match]
     target = measure(reference)
     at_textbook = measure(cost_at(textbook))
     per_unit = measure(cost_at(textbook + 1)) - at_textbook
     if per_unit <= 0:
-        raise ConfigError(f"match={match}: the feed-forward's width does not change this arm's {match}; use match=none")
+        raise ConfigError(f"match={match}: the {part}'s width does not change this arm's {match}; use match=none")
     exact = textbook + (target - at_textbook) / per_unit
     if exact < 1:
         raise ConfigError(
-            f"match={match}: without any feed-forward this arm still has more {match} than the {target:,.0f} it is "
+            f"match={match}: without any {part} this arm still has more {match} than the {target:,.0f} it is "
             f"matched to; use match=none, or a larger size.mlp_ratio"
         )
     for multiple in MULTIPLES:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.analysis.settings import planned_settings
+from llama_lab.analysis.settings import MIXER_WIDTH, WIDTH, planned_settings
 from llama_lab.config.components import build_model, model_cost
 from llama_lab.config.grammar import override_key, to_override
 from llama_lab.config.schema import CHANGEABLE, INDIRECT, flatten
@@ -52,7 +52,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class PlannedArm:
-    """An arm of the design with its final width and cost.
+    """An arm of the design with its final width, None if it has none to solve (see `width_key`), and cost.
 
     arm: with its residual, without its runs. draft: a run of it before it has a name, a seed and the final width.
     compiled: see `compiled_alike`; None leaves that to each run. runs: the judged ones, at the config's learning rate.
@@ -61,7 +61,7 @@ class PlannedArm:
 
     arm: Arm
     draft: Run
-    width: int
+    width: int | None
     cost: Cost
     compiled: bool | None = None
     runs: tuple[PlannedRun, ...] = ()
@@ -186,7 +186,6 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
         why = "a factorial tests its effects, not pairs of arms"
     if command.compare == "all" and why:
         raise ConfigError(f"study.compare=all: {why}; leave it out")
-    check_free(command, variants.arms)
     check_grids(command, variants.arms)
     drafts = {}
     for arm in variants.arms:  # all checks that need neither data nor model come first
@@ -198,6 +197,7 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
         drafts[arm.name] = draft = requested_run(cfg, choices, [], site)
         if draft.compiled:
             check_compiler(draft.hardware)
+    check_free(command, variants.arms, {width_key(draft.cfg) for draft in drafts.values()})
     check_distinct(drafts)
     check_effects([draft.cfg for draft in drafts.values()], command.shared)
     check_budget(drafts)
@@ -262,11 +262,11 @@ def compiled_alike(command: StudyCommand, arms: Sequence[PlannedArm]) -> tuple[P
     )
 
 
-def check_free(command: StudyCommand, arms: Sequence[Arm]) -> None:
-    """Raise ConfigError for a setting on the command line that the study sets for each arm."""
+def check_free(command: StudyCommand, arms: Sequence[Arm], widths: Collection[str]) -> None:
+    """Raise ConfigError for a setting on the command line that the study sets for each arm. widths: their keys."""
     ours = {override.partition("=")[0] for arm in arms for override in arm.overrides}
     ours |= {"optim.lr", "data.val_half"} if command.learning_rates else set()
-    ours |= {"model.hidden_dim"} if command.match != "none" else set()
+    ours |= {WIDTH, *widths} if command.match != "none" else set()
     for argument in command.shared:
         key = override_key(argument)
         if key in ours:
@@ -281,7 +281,7 @@ def check_free(command: StudyCommand, arms: Sequence[Arm]) -> None:
             is_shared = override in reference.overrides  # with the arm that it is matched to
             if key == "optim.lr" and command.learning_rates:
                 raise ConfigError(f"{key}: is an axis, and study.learning_rates searches it; set these to null")
-            if key in ("model.hidden_dim", "size.mlp_ratio", "size") and command.match != "none" and not is_shared:
+            if key in (WIDTH, *widths, "size.mlp_ratio", "size") and command.match != "none" and not is_shared:
                 raise ConfigError(f"{key}: is an axis, and match={command.match} would undo it; use match=none")
 
 
@@ -324,10 +324,11 @@ def plan_arm(command: StudyCommand, arm: Arm, draft: Run, dataset: Dataset, refe
     for half in HALVES if command.learning_rates else (cfg.data.val_half,):
         dataset.validated_on(half).require_windows(cfg.model.max_seq_len, cfg.train.batch_size)
     encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
-    width, residual = cfg.model.hidden_dim, None if command.match == "none" else 0.0
-    cost = cost_at(cfg, dataset, width)
+    width, residual = OmegaConf.select(cfg, width_key(cfg)), None if command.match == "none" else 0.0
+    cost = model_cost(meta_model(cfg, dataset))
     if command.match != "none" and reference is not None:
-        width, cost, residual = match_width(lambda w: cost_at(cfg, dataset, w), width, command.match, reference)
+        part = "feed-forward" if width_key(cfg) == WIDTH else "mixer"
+        width, cost, residual = match_width(lambda w: cost_at(cfg, dataset, w), width, command.match, reference, part)
     planned = with_runs(command, PlannedArm(replace(arm, residual=residual), draft, width, cost))
     first = planned.runs[0].run
     if "size" in arm.axes and arm.tuner == arm.name:  # another budget takes no more memory
@@ -358,8 +359,8 @@ def plan_run(command: StudyCommand, planned: PlannedArm, member: Member) -> Plan
     """A run with the overrides that would start it on its own."""
     folder = member.folder.partition("/")[0]
     settings: dict[str, Any] = {"name": command.name, "arm": folder, "seed": member.seed}
-    if command.match != "none":
-        settings["model.hidden_dim"] = planned.width
+    if command.match != "none" and planned.width is not None:
+        settings[width_key(planned.draft.cfg)] = planned.width
     if member.learning_rate is not None:
         settings["optim.lr"] = member.learning_rate
     if command.learning_rates:
@@ -385,8 +386,13 @@ def meta_model(cfg: DictConfig, dataset: Dataset) -> Decoder:
     return model
 
 
+def width_key(cfg: DictConfig) -> str:
+    """The key that matching solves: the feed-forward's width or, without one, that of values in the mixer's heads."""
+    return WIDTH if cfg.model.ffn is not None else MIXER_WIDTH
+
+
 def cost_at(cfg: DictConfig, dataset: Dataset, width: int) -> Cost:
-    """The cost of an arm with this feed-forward width."""
+    """The cost of an arm with this width, that of `width_key`."""
     cfg = copy.deepcopy(cfg)
-    cfg.model.hidden_dim = width
+    OmegaConf.update(cfg, width_key(cfg), width)
     return model_cost(meta_model(cfg, dataset))

@@ -10,9 +10,12 @@ import pytest
 
 from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.result import Result
+from llama_lab.config.components import model_cost
 from llama_lab.runs.study import Study
 from llama_lab.study.design import tuning
+from llama_lab.study.design.matching import MEASURES
 from llama_lab.study.design.options import Options
+from llama_lab.study.design.plan import meta_model
 from llama_lab.util.errors import ConfigError
 from tests.analysis.synthetic import warnings_of
 from tests.conftest import Command, Ran
@@ -22,6 +25,7 @@ from tests.study.planning import planned_study, refusal
 DRY = ("study=options", "study.dry_run=true", "study.seeds=[1]", "train.tokens=16384", "name=tried")
 QUICK = ("study.measure_speed=false", "study.seeds=[1,2]", "train.tokens=5120", "train.evaluations=2", "name=tried")
 RATES, GRIDS = "study.learning_rates=[1,2]", "study.learning_rates={adamw:[1e-3,2e-3],lion:[1e-4,3e-4]}"
+STATE_SPACE = ("attention=mamba2", "position=none")
 SHARDS = ("trainer=fsdp", "trainer.devices=2", "trainer.accelerator=cpu", "hydra/launcher=local_gpus")
 
 
@@ -149,6 +153,18 @@ def test_what_is_no_axis_and_no_option_is_refused(axis: Any, options: list[Any],
             (*over("[optim,norm]", "[adamw,lion]", "[none,rmsnorm]"), GRIDS.replace("}", ",none:[1,2]}")),
             "study.learning_rates: arm adamw.norm=none has grids by adamw and none",
         ),
+        (
+            (*over("block", "prenorm", "mixer_only"), "position=none"),
+            "match=params: this arm has no feed-forward, and its mixer no value_dim.*arm mixer_only",
+        ),
+        (
+            (*over("block", "prenorm", "mixer_only"), *STATE_SPACE, "model.attention.value_dim=8"),
+            "model.attention.value_dim=8: the study sets model.attention.value_dim itself",
+        ),
+        (
+            (*over("model.attention.value_dim", "8", "16"), *STATE_SPACE, "block=mixer_only"),
+            "model.attention.value_dim: is an axis, and match=params would undo it",
+        ),
     ],
 )
 def test_what_cannot_be_planned_is_refused(tiny: list[str], arguments: tuple[str, ...], message: str) -> None:
@@ -169,6 +185,26 @@ def test_what_cannot_be_planned_is_refused(tiny: list[str], arguments: tuple[str
 def test_an_option_without_a_grid_is_refused(tiny: list[str], grids: str, message: str) -> None:
     line = refusal(*tiny, *DRY, *over("optim", "adamw", "lion"), f"study.learning_rates={{{grids}}}")
     assert re.match(message, line), line
+
+
+@pytest.mark.parametrize("match", ["params", "flops"])
+def test_without_a_feed_forward_the_width_of_the_mixer_is_solved(tiny: list[str], match: str) -> None:
+    plan = planned_study(*tiny, *DRY, *STATE_SPACE, *over("block", "prenorm", "mixer_only"), f"match={match}")
+    usual, mixer_only = (arm.runs[0].run.cfg.model for arm in plan.arms)
+    assert mixer_only.attention.value_dim == plan.arms[1].width != usual.attention.value_dim == usual.head_dim
+    assert (mixer_only.ffn, mixer_only.hidden_dim) == (None, None)
+    assert f"model.attention.value_dim={plan.arms[1].width}" in plan.arms[1].runs[0].run.overrides
+    costs = [MEASURES[match](model_cost(meta_model(one.runs[0].run.cfg, plan.dataset))) for one in plan.arms]
+    residual = plan.arms[1].arm.residual
+    assert residual is not None
+    assert costs[1] / costs[0] - 1 == pytest.approx(residual)
+    assert abs(residual) < 0.03  # half a unit of 18 or so
+
+
+@pytest.mark.slow
+def test_a_block_without_a_feed_forward_is_accused_of_nothing(study: Callable[..., Ran]) -> None:
+    result = reported(study("study=options", *STATE_SPACE, *over("block", "prenorm", "mixer_only"), *QUICK))
+    assert complaints(result) == []
 
 
 @pytest.mark.slow

@@ -24,6 +24,6 @@ RECIPES = {
 MISSING = {
     "qwen2_moe": "its shared expert has a width of its own",
     "mimo_v2_flash": "it has values of another width, and routes tokens to experts",
-    "mamba": "it has no attention",
+    "mamba": "its states decay by a number per channel; mamba2 is known",
     "t5": "it is no decoder alone",
 }

@@ -80,7 +80,7 @@ def model_node(settings: Settings) -> dict[str, Any]:
     node = without_layers(settings)
     for own in (node, *node["layers"]):
         for part in own.keys() & {"norm", "position", "attention", "ffn", "embedding", "block"}:
-            own[part] = as_factory(own[part])
+            own[part] = own[part] and as_factory(own[part])  # a block may leave out the feed-forward
     start = {"init": {"_target_": f"{MODEL}.init.Normal", "_partial_": True}, "dropout": 0.0, "seed": 0}
     return {"_target_": f"{MODEL}.Decoder", **node, **start}
 

@@ -26,8 +26,9 @@ def overrides_of(settings: Settings) -> list[str]:
     node = without_layers(settings)
     different = node.pop("layers")
     settings = spelt_out(flatten(node))
-    has_experts = "expert" in node["ffn"]
-    groups = ["embedding", *(group for group in COMPONENTS if group not in ("embedding", "init", "pattern"))]
+    has_experts = "expert" in (node["ffn"] or {})
+    others = ("embedding", "init", "pattern", *["ffn"] * (node["ffn"] is None))
+    groups = ["embedding", *(group for group in COMPONENTS if group not in others)]
     chosen: dict[str, str] = {}
     nodes: list[DictConfig] = []
     for group in (*groups, *["expert"] * has_experts):  # some read what the embedding sets, experts what ffn does

@@ -1,20 +1,24 @@
-"""Hybrids of recurrent mixers with attention; see `family.py`."""
+"""Recurrent mixers, and hybrids of these with attention; see `family.py`."""
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 
 from . import llama_families as llama
-from .by_layer import FULL, SomeExperts, SomeMixers, every
+from .by_layer import FULL, NOPE, SomeExperts, SomeMixers, every
 from .expert_families import LLAMA_EXPERTS
+from .family import Family, Weights
 from .rotary import RotaryPosition
-from .settings import DenseLayers, Fixed, Multiple, Setting, Settings, Value, number
+from .settings import INFINITY, DenseLayers, Fixed, Multiple, Setting, Settings, Unread, Value, number
 from .terms import (
     FFN,
     GEMMA_NORM,
     MIXTURE,
+    RMS_NORM,
     ROUTING,
     STACKED,
     activation,
+    block,
     component,
     fields,
     head_width,
@@ -112,6 +116,87 @@ QWEN3_NEXT = QWEN3_5.derive(
         ),
         (BETA, STEP): (f"{LINEAR_ATTENTION}.in_proj_ba.*", joined(1, 1, groups="attention.key_heads")),
     },
+)
+
+
+def of_heads(own: Settings) -> int:
+    """The width of the values of all heads of a state space together."""
+    return int(own["attention.heads"] * own["attention.value_dim"])
+
+
+def of_states(own: Settings) -> int:
+    """The width of the keys, or of the queries, of all its groups together."""
+    return int(own["attention.n_groups"] * own["attention.key_dim"])
+
+
+def heads_per_width(own: Settings) -> Fraction:
+    """Its number of heads over the width of the model."""
+    return Fraction(own["attention.heads"], own["dim"])
+
+
+def half_of_heads(own: Settings) -> int:
+    """A number of heads that nothing reads where there is no attention: that of `attention=mamba2`."""
+    return max(1, int(own["attention.heads"]) // 2)
+
+
+MAMBA: Settings = component("attention", "recurrent.Mamba2")
+
+
+def state_space(names: str, state: int, groups: int) -> tuple[Setting, ...]:
+    """The settings of Mamba 2's mixer by their `names`, with the defaults of a family."""
+    heads, width, n_groups, key_dim, conv, expand, conv_bias, bias = names.split()
+    return (
+        Value(heads, "attention.heads", 128),
+        Value(n_groups, "attention.n_groups", groups),
+        Value(key_dim, "attention.key_dim", state),
+        Value(conv, "attention.conv", 4),
+        Multiple(expand, "attention.value_dim", 2, by=heads_per_width),
+        Fixed(width, lambda ours: ours.get("attention.value_dim")),
+        Fixed(conv_bias, True),
+        Fixed(bias, False),
+        Fixed("hidden_act", "silu"),  # of convolutions and gates
+        Fixed("time_step_limit", [0.0, INFINITY]),
+    )
+
+
+def state_space_weights(mixer: str) -> Weights:
+    """Where Mamba 2's mixer is kept."""
+    part = "blocks.#.attention"
+    heads = tuple(f"{part}.{name}" for name in ("value", "key", "query"))
+    return {
+        (f"{part}.gate.*", *(f"{head}.project.*" for head in heads), f"{part}.decay.step.*"): (
+            f"{mixer}.in_proj.*",
+            joined(of_heads, of_heads, of_states, of_states, "attention.heads"),
+        ),
+        tuple(f"{head}.conv.*" for head in heads): (f"{mixer}.conv1d.*", joined(of_heads, of_states, of_states)),
+        f"{part}.decay.rate": f"{mixer}.A_log",
+        f"{part}.decay.bias": f"{mixer}.dt_bias",
+        f"{part}.skip.weight": f"{mixer}.D",
+        f"{part}.norm.*": f"{mixer}.norm.*",
+        f"{part}.output.*": f"{mixer}.out_proj.*",
+    }
+
+
+MAMBA2 = Family(
+    "mamba2",
+    "Mamba2ForCausalLM",
+    RMS_NORM | NOPE | block("MixerOnly") | {"ffn": None, "hidden_dim": None, "n_heads": half_of_heads},
+    (
+        *fields(vocab_size=32768, hidden_size=4096, num_hidden_layers=64, layer_norm_epsilon=1e-5),
+        *fields(tie_word_embeddings=False),
+        Value("seq_length", "max_seq_len", 2048),  # which transformers does not read: states have no limit
+        *state_space("num_heads head_dim n_groups state_size conv_kernel expand use_conv_bias use_bias", 128, 8),
+        Unread("chunk_size|time_step_rank|time_step_min|time_step_max|time_step_floor"),
+        Unread("residual_in_fp32|rescale_prenorm_residual"),
+    ),
+    {
+        "embedding.tokens.weight": "backbone.embeddings.weight",
+        "blocks.#.attention_norm.*": "backbone.layers.#.norm.*",
+        **state_space_weights("backbone.layers.#.mixer"),
+        "norm.*": "backbone.norm_f.*",
+        "embedding.head.*": "lm_head.*",
+    },
+    attention=MAMBA,
 )
 
 

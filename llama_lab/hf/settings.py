@@ -13,6 +13,7 @@ Settings = dict[str, Any]
 Derived = Callable[[Settings], Any]  # a value that follows from others of our settings
 
 MODEL = "llama_lab.model"
+INFINITY = {"__float__": "Infinity"}  # as transformers writes it
 
 
 def flatten(node: Mapping[str, Any], prefix: str = "") -> Settings:
@@ -172,6 +173,10 @@ class Multiple(Quotient):
         if rest or times < 1:
             raise ValueError(f"{self.name}={value}: no switch; it must be a multiple of {self.by(ours)}")
         return times
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`; nothing for a model without it."""
+        return super().write(ours) if self.keys[0] in ours else {}
 
 
 @dataclass(frozen=True)

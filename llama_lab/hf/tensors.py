@@ -13,6 +13,8 @@ from torch import Tensor
 
 from llama_lab.util.errors import ConfigError, first_line
 
+from .settings import INFINITY
+
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "consolidated.00.pth")
@@ -63,7 +65,7 @@ def read_index(file: Path) -> dict[str, str]:
 def read_json(file: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises ConfigError."""
     try:
-        content = json.loads(file.read_bytes(), parse_constant=refuse_constant)
+        content = json.loads(file.read_bytes(), parse_constant=infinity)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: cannot be read, {first_line(error)}; copy or download it again") from error
     if not isinstance(content, dict):
@@ -71,9 +73,11 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def refuse_constant(name: str) -> None:
-    """Raise ValueError for NaN and the infinities, which Python's parser takes for numbers."""
-    raise ValueError(f"{name} is no JSON number")
+def infinity(name: str) -> dict[str, str]:
+    """Infinity as transformers writes it today. Raises ValueError for what else Python's parser takes for a number."""
+    if name not in INFINITY.values():
+        raise ValueError(f"{name} is no JSON number")
+    return INFINITY
 
 
 def check_finite(folder: Path, weights: Mapping[str, Tensor]) -> None:

@@ -293,7 +293,7 @@ class Mamba2(Recurrent):
     """A state space whose states decay by one number per head (Dao & Gu 2024, section 7).
 
     heads: their number, each with values of width value_dim and a state (key_dim, value_dim). n_groups: of heads that
-    share queries and keys (C and B). conv: width of short convolutions.
+    share queries and keys (C and B), and are normalised together. conv: width of short convolutions.
     """
 
     def __init__(
@@ -319,7 +319,8 @@ class Mamba2(Recurrent):
         self.decay = Decay(dim, heads)
         self.skip = Skip(heads)
         self.gate = nn.Linear(dim, heads * value_dim, bias=False)
-        self.norm = norm(heads * value_dim)
+        self.n_groups = n_groups
+        self.norm = norm(heads * value_dim // n_groups, **{"heads": n_groups} if n_groups > 1 else {})
         self.output = ResidualOutput(heads * value_dim, dim, bias=False)
 
     def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
@@ -327,7 +328,8 @@ class Mamba2(Recurrent):
         query, key, value = self.heads(x, context, state)
         decay, steps = self.decay(x)
         out = self.recur(query, key, value * steps, decay, context, state).type_as(value) + self.skip(value)
-        return self.output(self.norm(out.flatten(2) * F.silu(self.gate(x))))  # type: ignore[no-any-return]
+        gated = (out.flatten(2) * F.silu(self.gate(x))).unflatten(-1, (self.n_groups, -1)).transpose(1, 2)
+        return self.output(self.norm(gated).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 class Skip(nn.Module):

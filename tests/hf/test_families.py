@@ -21,7 +21,7 @@ TOLERANCE = 1e-4  # of float32 logits whose standard deviation is about one
 EXPORTED = (
     *("llama, tied, biases, heads of another width", "gpt2", "opt", "gpt_neox", "falcon 40B", "bloom", "mpt", "phi3"),
     *("gemma2", "cohere, QK norm", "stablelm, QK norm", "deepseek_v2, yarn", "apertus"),
-    *("qwen3_5, hybrid", "qwen3_next, experts", "lfm2, rounded, biases, untied"),
+    *("qwen3_5, hybrid", "qwen3_next, experts", "lfm2, rounded, biases, untied", "mamba2"),
     *("mixtral", "qwen3_moe, some experts", "deepseek_v3, experts", "gpt_oss"),
 )
 
@@ -87,7 +87,7 @@ TRAINED = (
     "mistral4, yarn",
     "apertus",
     *("mixtral", "olmoe", "qwen3_moe, some experts", "deepseek_v3, experts", "gpt_oss"),
-    *("qwen3_5, hybrid", "qwen3_next, experts", "lfm2, rounded, biases, untied"),
+    *("qwen3_5, hybrid", "qwen3_next, experts", "lfm2, rounded, biases, untied", "mamba2"),
 )
 
 

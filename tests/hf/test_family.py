@@ -1,5 +1,6 @@
 """The tables of Hugging Face's families: what they refuse, and defaults against transformers' own."""
 
+import json
 import re
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 from transformers import AutoConfig
 
+from llama_lab.config.grammar import to_override
 from llama_lab.hf.by_layer import at_layer, each
 from llama_lab.hf.families import FAMILIES, MISSING
 from llama_lab.hf.family import Family, flat_settings, model_node
@@ -37,6 +39,7 @@ PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"norm_topk_prob": True},
     "gpt_oss": {"num_local_experts": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}},
     "lfm2": {"layer_types": [("conv", "conv", "full_attention")[i % 3] for i in range(32)]},
+    "mamba2": {"n_groups": 1, "tie_word_embeddings": True},
     "granite": {
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
@@ -51,11 +54,11 @@ PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_recipe_is_the_default_of_its_family_but_for_sizes(recipe: str) -> None:
     family = next(f for f in FAMILIES if f.model_type == RECIPES[recipe] and not f.variant)
-    defaults = AutoConfig.for_model(family.model_type).to_dict()
+    defaults = json.loads(AutoConfig.for_model(family.model_type).to_json_string(use_diff=False))
     theirs = family.read_config(defaults | PUBLISHED_SETTINGS.get(recipe, {}))
     sizes = ("vocab_size", "dim", "n_layers", "n_heads", "head_dim", "max_seq_len", "hidden_dim")
     last, kv_heads = at_layer(theirs, theirs["n_layers"] - 1), min(each(theirs, "n_kv_heads"))
-    overrides = [f"model.{key}={last[key]}" for key in sizes] + [f"size.n_kv_heads={kv_heads}"]
+    overrides = [f"model.{key}={to_override(last[key])}" for key in sizes] + [f"size.n_kv_heads={kv_heads}"]
     if isinstance(theirs["hidden_dim"], list):
         overrides.append(f"+pattern.dense.hidden_dim={theirs['hidden_dim'][0]}")
     if windows := [window for window in each(theirs, "attention.window") if window]:
@@ -87,7 +90,7 @@ DENSE: dict[str, dict[str, Any]] = {
 def test_a_setting_that_is_absent_is_what_transformers_takes_for_it(family: Family) -> None:
     """Both of a config without a setting, and of one with every setting at its default."""
     needed = {**family.variant, **DENSE.get(family.model_type, {})}
-    theirs = AutoConfig.for_model(family.model_type, **needed).to_dict()
+    theirs = json.loads(AutoConfig.for_model(family.model_type, **needed).to_json_string(use_diff=False))
     full, empty = family.read_config(theirs), family.read_config(needed)
     if family.model_type == "bloom":
         full["max_seq_len"] = empty["max_seq_len"]  # of ALiBi, which has no limit

@@ -31,6 +31,7 @@ EXPECTED = {
     "lfm2": ["attention=conv", "position=none", "embedding=tied"],
     "qwen3_next": ["attention=gqa_gated", "norm=rmsnorm_offset", "position=rope_half"],
     "qwen3_5, hybrid": ["attention=gated_delta_qwen3_next", "position=none"],
+    "mamba2": ["attention=mamba2", "block=mixer_only", "model.hidden_dim=null", "model.attention.n_groups=2"],
     "smollm3, listed": ["position=none"],
     "glm": ["model.position.interleaved=true", "attention=gqa_qkv_bias"],
     "ministral3": ["attention=gqa_step_temperature", "position=rope_yarn", "model.attention.window=7"],
@@ -64,7 +65,7 @@ def test_every_activation_has_overrides(activation: str, family: Family) -> None
 
 
 QUICK = {"gpt2", "gemma2", "gemma3, scaled", "deepseek_v2, yarn", "granite_swa", "ministral3"}
-QUICK |= {"qwen3_5, hybrid", "olmoe, normalised", "deepseek_v3, experts", "gpt_oss, plain"}
+QUICK |= {"qwen3_5, hybrid", "mamba2", "olmoe, normalised", "deepseek_v3, experts", "gpt_oss, plain"}
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,10 @@ OPT = FALCON | {"ffn_dim": 80}
 CONVS = {"layer_types": ["conv", FULL, "conv"], "block_auto_adjust_ff_dim": False}
 ROUNDED = {"full_attn_idxs": [2], "block_multiple_of": 16, "block_ffn_dim_multiplier": 1.3}
 DELTA = {"linear_key_head_dim": 8, "linear_value_head_dim": 10, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
+MAMBA2 = {
+    **{"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "seq_length": CONTEXT, "pad_token_id": None},
+    **{"num_heads": 6, "head_dim": 16, "state_size": 10, "n_groups": 2},
+}
 SPARSE = {"num_experts": 6, "num_experts_per_tok": 3}
 FEW_DENSE = {"first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
 SHARED = {"shared_expert_intermediate_size": 48}
@@ -198,6 +202,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next, experts": (
         "qwen3_next",
         WIDE_HEADS | DELTA | HALF | SPARSE | SMALL | FIVE | SHARED | {"mlp_only_layers": [1]},
+    ),
+    "mamba2": ("mamba2", MAMBA2),
+    "mamba2, tied, one group": (
+        "mamba2",
+        MAMBA2 | {"num_heads": 9, "n_groups": 1, "expand": 3, "conv_kernel": 3, "tie_word_embeddings": True},
     ),
     "lfm2": ("lfm2", LLAMA | CONVS),
     "lfm2, rounded, biases, untied": (

@@ -51,6 +51,7 @@ PUBLISHED = {
     ("qwen3_5", "qwen3_5_9b"): 8_953_803_264,
     ("lfm2", "lfm2_1b2", "pattern.attention.at=[2,5,8,10,12,14]"): 1_170_340_608,
     ("qwen3_next", "qwen3_next_80b"): 79_674_391_296,
+    ("mamba2", "mamba2_130m"): 128_989_632,
 }
 # Of one token, the token table included
 ACTIVE = {

@@ -34,7 +34,8 @@ def recipe(arch: str) -> DictConfig:
 def switched(arch: str, group: str, option: str) -> DictConfig:
     """What `arch=<arch> <group>=<option>` composes; `test_a_group_on_the_command_line_...` shows that it is that."""
     cfg, donor = recipe(arch).copy(), composed("size=pico", "arch=llama", f"{group}={option}")
-    for key in (*GROUPS[group], *left_out(donor)):
+    is_left_out = group == "block" and left_out(cfg) != left_out(donor)
+    for key in (*GROUPS[group], *GROUPS["ffn"] * is_left_out):
         OmegaConf.update(cfg.model, key, donor.model._get_node(key), merge=False)
     is_added = cfg.model.position._target_.endswith(("Learned", "Sinusoidal"))
     if group == "attention" and option not in softmaxes() and not is_added:  # they would ignore it
@@ -135,6 +136,12 @@ REFUSED = {
         if other != "none"
     },
     **{(arch, "norm", "none"): "the model's norm has no unit_offset" for arch in ("qwen3_5", "qwen3_next")},
+    **{("mamba2", "ffn", option): "the block of layer 0 has no feed-forward" for option in OPTIONS["ffn"]},
+    **{
+        ("mamba2", "position", other): "would ignore the"
+        for other in OPTIONS["position"]
+        if other not in (*ADDED, "none")
+    },
     ("deepseek_v3", "position", "shaw"): "would ignore the relation",
     **{("gemma3", "position", other): "has no such key" for other in ("alibi", "learned", "none", "relative", "shaw")},
 }

@@ -5,12 +5,13 @@ from itertools import permutations
 
 import pytest
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import build_model
 from llama_lab.model import Cost, measure_cost
 from llama_lab.runs.study import MOST_RESIDUAL
 from llama_lab.study.design.matching import MEASURES, match_width
+from llama_lab.study.design.plan import width_key
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, options
 
@@ -30,7 +31,7 @@ def cost(recipe: str, size: str, width: int | None = None) -> Cost:
     cfg = config(recipe, size)
     cfg = cfg.copy()
     if width is not None:
-        cfg.model.hidden_dim = width
+        OmegaConf.update(cfg, width_key(cfg), width)
     with torch.device("meta"):
         return measure_cost(build_model(cfg, 4096))
 
@@ -53,7 +54,7 @@ def test_pairs_of_recipes_are_matched_to_their_residual(size: str, match: str, p
         if arm in MANY_EXPERTS and size == "nano":
             continue
         reference = cost(base, size)
-        textbook = config(arm, size).model.hidden_dim
+        textbook = OmegaConf.select(config(arm, size), width_key(config(arm, size)))
         matched = match_width(functools.partial(cost, arm, size), textbook, match, reference)
         assert matched.cost == cost(arm, size, matched.width)
         assert matched.residual == measure(matched.cost) / measure(reference) - 1

@@ -9,10 +9,13 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
+from omegaconf import DictConfig
 
+from llama_lab.config.components import build
 from llama_lab.util.errors import ConfigError
 
 from .dataset import Dataset, Ids, Validation
+from .objectives import Prefix
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets: `(B, T)` int64 each."""
@@ -46,15 +49,26 @@ class TokenDataModule(L.LightningDataModule):
     contiguous share of its rows, in micro-batches of `micro_batch_size` (None: the whole share).
 
     Training data starts at the trainer's `global_step`, and is endless: the trainer stops at `max_steps`. It needs
-    `use_distributed_sampler=False`. Raises ConfigError for a text that is too short.
+    `use_distributed_sampler=False`. objective: draws what is predicted of training windows; None: all tokens. Raises
+    ConfigError for a text that is too short, and for windows without room for the objective.
     """
 
     trainer: L.Trainer  # from when one takes it
 
-    def __init__(self, dataset: Dataset, seq_len: int, batch_size: int, micro_batch_size: int | None, seed: int):
+    def __init__(
+        self,
+        dataset: Dataset,
+        seq_len: int,
+        batch_size: int,
+        micro_batch_size: int | None,
+        seed: int,
+        objective: Prefix | None = None,
+    ):
         super().__init__()
         dataset.require_windows(seq_len, batch_size)
-        self.dataset, self.seq_len, self.seed = dataset, seq_len, seed
+        if objective:
+            objective.require_room(seq_len)
+        self.dataset, self.seq_len, self.seed, self.objective = dataset, seq_len, seed, objective
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
         self.train_windows = dataset.train_windows(seq_len, seed)
         self.val_parts = dataset.val_parts(seq_len)
@@ -81,6 +95,14 @@ class TokenDataModule(L.LightningDataModule):
         return batch
 
 
+def open_data_module(cfg: DictConfig, dataset: Dataset) -> TokenDataModule:
+    """The batches of the run that `cfg` describes. Raises ConfigError as the class and the objective do."""
+    train = cfg.train
+    objective = build(cfg.objective, "objective") if cfg.get("objective") else None
+    sizes = (cfg.model.max_seq_len, train.batch_size, train.micro_batch_size)
+    return TokenDataModule(dataset, *sizes, cfg.data.seed, objective)
+
+
 class TrainBatches:
     """One device's micro-batches of each optimizer step, from the trainer's current step on, endlessly.
 
@@ -97,6 +119,8 @@ class TrainBatches:
         count = micro_batches_per_step(data.batch_size, data.micro_batch_size, trainer.world_size)
         for step in itertools.count(trainer.global_step):
             examples = data.train_windows.examples(step, data.batch_size, data.rows)
+            if data.objective:
+                examples = data.objective.examples(examples, data.seed, step, data.batch_size, data.rows)
             micro_batches = (np.split(side, count) for side in examples)
             yield [data.to_tensors(*rows) for rows in zip(*micro_batches, strict=True)]
 

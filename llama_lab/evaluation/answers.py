@@ -16,13 +16,15 @@ def answers_text(model: Decoder, dataset: Dataset, length: int, sampling: Sampli
     """
     if length == 0:
         return ""
-    inputs, targets = (torch.from_numpy(side)[:length] for side in dataset.val_windows(model.max_seq_len)[0])
-    logits = model(inputs[None].to(model.embedding.tokens.weight.device))[0].float()
+    device = model.embedding.tokens.weight.device
+    window = (torch.from_numpy(side)[None, :length].to(device) for side in dataset.val_windows(model.max_seq_len)[0])
+    inputs, targets, *given = model.cut(*window)
+    logits = model(inputs, None, *given)[0].float()
     guesses = sampling.draw(logits, [parameter_generator(seed, "answers")] * len(logits)).tolist()
-    following = [*inputs.tolist()[1:], None]  # the symbol after the last input is shown only if it is an answer
+    following = [*inputs[0].tolist()[1:], None]  # the symbol after the last input is shown only if it is an answer
     names = [dataset.tokenizer.decode([symbol]) for symbol in range(dataset.tokenizer.vocab_size)]
     shown = []
-    for symbol, target, guess in zip(following, targets.tolist(), guesses, strict=True):
+    for symbol, target, guess in zip(following, targets[0].tolist(), guesses, strict=True):
         if target == IGNORE:
             shown += [] if symbol is None else [names[symbol]]
         else:

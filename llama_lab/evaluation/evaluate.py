@@ -17,6 +17,7 @@ from llama_lab.data.dataset import Dataset
 from llama_lab.data.open import is_probe
 from llama_lab.devices.hardware import Hardware, choose_hardware
 from llama_lab.model import Decoder
+from llama_lab.model.prefix_decoder import PrefixDecoder
 from llama_lab.runs.evaluation import EmaEvaluation, Evaluation
 from llama_lab.runs.folder import RunFolder
 from llama_lab.runs.stored import Status
@@ -140,9 +141,9 @@ def evaluate(path: Path, settings: DictConfig, imported: TrainedRun | None = Non
     if DECODING & set(settings.eval.parts):
         parts = f"eval.parts={list(settings.eval.parts)}"
         check_decodes(run.model, parts, f"leave out {conjoin(sorted(DECODING))}", cache_dtype(settings))
-    if "lm_eval" in settings.eval.parts and run.model.prefix:
-        prefix = f"model.attention.prefix={run.model.prefix}"
-        raise ConfigError(f"eval.parts: lm_eval scores texts of which {prefix} shows a part; leave it out")
+    shown = f"model.attention.prefix={run.model.prefix}" if run.model.prefix else "objective=prefix"
+    if "lm_eval" in settings.eval.parts and (run.model.prefix or isinstance(run.model, PrefixDecoder)):
+        raise ConfigError(f"eval.parts: lm_eval scores texts of which {shown} shows a part; leave it out")
     if "sample" in settings.eval.parts:  # the last part's errors, before the first
         encode_prompts(run.tokenizer, run.model, [run.cfg.train.prompt], settings)
     here = surroundings(subject.hardware, run.step)

@@ -145,9 +145,9 @@ def sums_by_position(
     for start in range(0, len(windows), size):
         batch = [windows[i] for i in range(start, min(start + size, len(windows)))]
         inputs, targets = (torch.stack([torch.from_numpy(ids) for ids in side]) for side in zip(*batch, strict=True))
-        targets = model.mask_prefix_targets(targets)
+        inputs, targets, *given = model.cut(inputs, targets)
         cache = None if cache_dtype is None else model.new_state(len(inputs), length, cache_dtype)
-        logits = model(inputs.to(device), cache).float()
+        logits = model(inputs.to(device), cache, *(x.to(device) for x in given)).float()
         losses = F.cross_entropy(
             logits.flatten(0, 1), targets.to(device).flatten(), ignore_index=IGNORE, reduction="none"
         )

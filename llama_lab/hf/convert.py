@@ -96,7 +96,9 @@ def nearest_family(loaded: Loaded, settings: Settings) -> tuple[Family, list[str
     """
     families = sorted(FAMILIES, key=lambda family: family.model_type != loaded.model_type)
     found = [(family, family.obstacles(settings)) for family in families]
-    return min(found, key=lambda one: (len(one[1]), sum("." not in of.partition("=")[0] for of in one[1])))
+    family, obstacles = min(found, key=lambda one: (len(one[1]), sum("." not in of.partition("=")[0] for of in one[1])))
+    kind = type(loaded.model)
+    return family, obstacles if kind is Decoder else [f"model={kind.__name__} (Decoder)", *obstacles]
 
 
 def write_model(

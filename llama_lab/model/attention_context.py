@@ -9,6 +9,9 @@ from torch import Tensor
 from .encoding import Position, Relation
 from .state import Lookup
 
+LEAST_PREFIX = 2
+"""Tokens that a prefix needs to differ from others: one alone sees itself in any case."""
+
 
 class MaskRule(NamedTuple):
     """The rule of which keys a query sees: causal, further restricted or extended by these settings.

@@ -90,20 +90,21 @@ class Decoder(Tower):
         self.weight_init, self.seed = call(init, n_layers=n_layers), seed
         initialise(self, self.weight_init, seed)
 
-    def forward(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, state: DecoderState | None = None, *given: Tensor) -> Tensor:
         """Logits `(B, T, V)` for the token after each of `tokens (B, T)`, which follow those in `state`.
 
+        given: how many first tokens of each sequence all its tokens see, `(B,)`; default: what the mixers have.
         Raises ValueError if positions or the state are exhausted, or the state has another batch size.
         """
-        return self.embedding.logits(self.hidden_states(tokens, state))
+        return self.embedding.logits(self.hidden_states(tokens, state, *given))
 
     def loss(
-        self, tokens: Tensor, targets: Tensor, z_loss: float = 0.0, label_smoothing: float = 0.0
+        self, tokens: Tensor, targets: Tensor, *given: Tensor, z_loss: float = 0.0, label_smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor]:
         """The summed loss of `tokens (B, T)` against `targets (B, T)`, and its objective; see `head_loss`."""
-        return head_loss(self.embedding, self.hidden_states(tokens), targets, z_loss, label_smoothing)
+        return head_loss(self.embedding, self.hidden_states(tokens, None, *given), targets, z_loss, label_smoothing)
 
-    def hidden_states(self, tokens: Tensor, state: DecoderState | None = None) -> Tensor:
+    def hidden_states(self, tokens: Tensor, state: DecoderState | None = None, *given: Tensor) -> Tensor:
         """Final hidden states `(B, T, D)`, the input of the head; see `forward`."""
         B, T = tokens.shape
         if state is None:
@@ -112,7 +113,7 @@ class Decoder(Tower):
             positions, shortest, longest = state.next_positions(B, T)
         if ended := self.length_error(longest + T):
             raise ValueError(f"max_seq_len={self.max_seq_len}: {ended}, not at {longest + T} tokens")
-        context = self.attention_context(tokens, positions.to(tokens.device), shortest, longest, state)
+        context = self.attention_context(tokens, positions.to(tokens.device), shortest, longest, state, *given)
         if state is None:
             return self.run_blocks(tokens, context)
         x = self.run_blocks(tokens, context, state.layers)
@@ -120,23 +121,27 @@ class Decoder(Tower):
         return x
 
     def attention_context(
-        self, tokens: Tensor, at: Tensor, shortest: int, longest: int, state: DecoderState | None
+        self, tokens: Tensor, at: Tensor, shortest: int, longest: int, state: DecoderState | None, *given: Tensor
     ) -> AttentionContext:
         """The context of a forward pass over `tokens (B, T)`; records new document starts in `state`."""
         if self.document_start_id is None:
-            return AttentionContext(self.position, at, shortest, longest)
+            return AttentionContext(self.position, at, shortest, longest, None, *given)
         before = 0 if state is None else state.starts[:, None]
         starts = torch.where(tokens == self.document_start_id, at, before).cummax(-1).values
         if state is not None:
             state.starts.copy_(starts[:, -1])
-        return AttentionContext(self.position, at, shortest, longest, starts)
+        return AttentionContext(self.position, at, shortest, longest, starts, *given)
 
-    def mask_prefix_targets(self, targets: Tensor) -> Tensor:
-        """`targets (B, T)` with IGNORE inside the prefix, whose tokens the model sees."""
-        if not self.prefix:
-            return targets
-        seen = torch.arange(targets.shape[1], device=targets.device) < self.prefix - 1
-        return targets.masked_fill(seen, IGNORE)
+    def cut(self, inputs: Tensor, targets: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        """The arguments of `loss` for windows: `targets (B, T)` are IGNORE in the mixers' prefix, which is seen."""
+        if self.prefix:
+            seen = torch.arange(targets.shape[1], device=targets.device) < self.prefix - 1
+            targets = targets.masked_fill(seen, IGNORE)
+        return inputs, targets, *given
+
+    def read_prompt(self, prompt: Tensor, state: DecoderState) -> Tensor:
+        """The hidden states `(1, T, D)` of a `prompt (1, T)`, which begins the empty `state`."""
+        return self.hidden_states(prompt, state)
 
     def run_blocks(self, tokens: Tensor, context: AttentionContext, states: Sequence[State] | None = None) -> Tensor:
         """Embeddings, blocks and final norm: `tokens (B, T)` to `(B, T, D)`; updates the mixers' `states` in place."""

@@ -142,7 +142,7 @@ def prefill(model: Decoder, prompts: Sequence[Sequence[int]], state: DecoderStat
     Prompts are processed one by one: no padding, and no prompt affects the numbers of another.
     """
     device = model.embedding.tokens.weight.device
-    last = [model.hidden_states(torch.tensor([p], device=device), state.row(i))[:, -1] for i, p in enumerate(prompts)]
+    last = [model.read_prompt(torch.tensor([p], device=device), state.row(i))[:, -1] for i, p in enumerate(prompts)]
     return model.embedding.logits(torch.cat(last))
 
 

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 
 from llama_lab.config.components import build_model
 from llama_lab.config.trust import Trust, stored_config
-from llama_lab.data.data_module import TokenDataModule, micro_batches_per_step
+from llama_lab.data.data_module import micro_batches_per_step, open_data_module
 from llama_lab.data.dataset import Dataset
 from llama_lab.data.open import is_probe, open_dataset
 from llama_lab.devices.hardware import check_started, current_rank
@@ -125,8 +125,7 @@ def training_speed(run: Run, dataset: Dataset) -> float:
     cfg = run.cfg
     model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
     module = build_module(run, model, dataset.bytes_per_token)
-    seq_len, train = cfg.model.max_seq_len, cfg.train
-    data = TokenDataModule(dataset, seq_len, train.batch_size, train.micro_batch_size, cfg.data.seed)
+    data = open_data_module(cfg, dataset)
     ends: list[float] = []  # of the optimizer steps, until the device has done them; the first is the start of training
 
     def note(trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:

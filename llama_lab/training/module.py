@@ -30,9 +30,9 @@ class LanguageModel(L.LightningModule):
     targets with the largest logit. ema: decay per optimizer step of an exponential moving average of the weights
     (Polyak & Juditsky 1992), which starts at the initial weights and is validated, too; None: no average.
 
-    A training batch is the list of micro-batches of one optimizer step, each `(inputs, targets)`, both int64 `(B, T)`.
-    All have the same number of targets other than `IGNORE`, so the mean over micro-batches and ranks is the mean over
-    tokens. Validation accumulates sums instead, since its last batch is smaller.
+    A training batch is the list of micro-batches of one optimizer step, each `(inputs, targets)`, both int64 `(B, T)`;
+    `Decoder.cut` makes the arguments of the loss of them. Losses are divided by the mean number of targets of all
+    micro-batches and ranks, so that their mean is the mean over tokens. Validation accumulates sums instead.
 
     Modules may add terms and metrics (`model/auxiliary.py`). Those with a method `after_step()` have it called after
     every optimizer step, on all ranks, for updates that are no gradients.
@@ -71,17 +71,20 @@ class LanguageModel(L.LightningModule):
         self.auxiliary = Auxiliary()
         self._val_sums: list[list[float]] = []  # nats, tokens, right ones and the average's nats of each part
 
-    def training_step(self, micro_batches: Sequence[tuple[Tensor, Tensor]], step: int) -> None:
+    def training_step(self, micro_batches: Sequence[Sequence[Tensor]], step: int) -> None:
         """One optimizer step on the clipped mean gradient of all micro-batches and devices."""
         optimizer: Any = self.optimizers()
         schedule: Any = self.lr_schedulers()
         strategy: Any = self.trainer.strategy
         count = len(micro_batches)
+        micro_batches = [self.model.cut(*batch) for batch in micro_batches]
+        targets = torch.stack([(targets != IGNORE).sum() for _, targets, *_ in micro_batches]).float().mean()
+        predicted = strategy.reduce(targets, reduce_op="mean")
         losses = []
-        for i, (inputs, targets) in enumerate(micro_batches):
+        for i, batch in enumerate(micro_batches):
             # Dropout depends on seed, micro-batch and rank alone, so that a resumed run repeats it.
             torch.manual_seed((self.seed << 32) + ((step * count + i) << 12) + self.global_rank)
-            nll, objective = self.loss(inputs, targets)
+            nll, objective = self.loss(*batch, predicted=predicted)
             losses.append(nll.detach())
             # DDP, whose forward pass is all of this method, averages gradients in the last backward pass alone; FSDP
             # in each (see `FullySharded`).
@@ -108,15 +111,18 @@ class LanguageModel(L.LightningModule):
         schedule.step()
         self.auxiliary.add("loss", torch.stack(losses).mean())
 
-    def loss(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, *batch: Tensor, predicted: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Mean loss of a micro-batch in nats per token, and the objective, with smoothing and z-loss.
 
-        The objective has the gradients of the terms that modules add, not their values.
+        The objective has the gradients of the terms that modules add, not their values. predicted: what sums over
+        tokens are divided by; default: the number of targets.
         """
-        targets = self.model.mask_prefix_targets(targets)
+        inputs, targets, *given = self.model.cut(*batch)
+        weights = {"z_loss": self.z_loss, "label_smoothing": self.label_smoothing}
         with self.auxiliary.collecting():
-            nll, objective = self.model.loss(inputs, targets, self.z_loss, self.label_smoothing)
-        predicted = (targets != IGNORE).sum()
+            nll, objective = self.model.loss(inputs, targets, *given, **weights)
+        if predicted is None:
+            predicted = (targets != IGNORE).sum()
         return nll / predicted, self.auxiliary.join(objective / predicted)
 
     def pop_train_metrics(self) -> dict[str, float]:
@@ -130,17 +136,17 @@ class LanguageModel(L.LightningModule):
         values = strategy.reduce(torch.stack([*means.values()]), reduce_op="mean").tolist()
         return {f"train/{name}": value for name, value in zip(means, values, strict=True)}
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_index: int, dataloader_idx: int = 0) -> None:
+    def validation_step(self, batch: Sequence[Tensor], batch_index: int, dataloader_idx: int = 0) -> None:
         """Accumulate the sums of a batch on this rank, for the mixture's part with this index."""
-        inputs, targets = batch[0], self.model.mask_prefix_targets(batch[1])
+        inputs, targets, *given = self.model.cut(*batch)
         # Eager, since the last batch is smaller, and compiling for it would take longer than it saves.
         with torch.compiler.set_stance("force_eager"):
             if self.with_accuracy:
-                logits = self.model(inputs)
+                logits = self.model(inputs, None, *given)
                 nll, correct = plain_loss(logits, targets)[0].item(), int((logits.argmax(-1) == targets).sum())
             else:
-                nll, correct = self.model.loss(inputs, targets)[0].item(), 0
-            ema_nll = self.ema.loss(inputs, targets)[0].item() if self.ema is not None else 0.0
+                nll, correct = self.model.loss(inputs, targets, *given)[0].item(), 0
+            ema_nll = self.ema.loss(inputs, targets, *given)[0].item() if self.ema is not None else 0.0
         found = (nll, int((targets != IGNORE).sum()), correct, ema_nll)
         self._val_sums += [[0.0] * len(found) for _ in range(len(self._val_sums), dataloader_idx + 1)]
         self._val_sums[dataloader_idx] = [a + b for a, b in zip(self._val_sums[dataloader_idx], found, strict=True)]

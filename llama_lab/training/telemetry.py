@@ -125,7 +125,7 @@ def read_activations(model: Decoder, batch: tuple[Tensor, Tensor], strategy: Str
     was_training = model.training
     # As in validation: on shards, it is `loss` that gathers them, and it never holds all logits.
     with watched(model.eval(), means, maxima), torch.compiler.set_stance("force_eager"):
-        model.loss(*batch)
+        model.loss(*model.cut(*batch))
     model.train(was_training)
     reduced = [
         dict(zip(own, strategy.reduce(torch.stack(list(own.values())), reduce_op=how).unbind(), strict=True))

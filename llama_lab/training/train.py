@@ -9,7 +9,7 @@ import lightning as L
 import torch
 
 from llama_lab.config.components import build_model, check_decodes, model_cost
-from llama_lab.data.data_module import TokenDataModule
+from llama_lab.data.data_module import TokenDataModule, open_data_module
 from llama_lab.data.dataset import Dataset
 from llama_lab.data.open import is_probe, open_dataset
 from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
@@ -51,9 +51,7 @@ def train(
     with open_display(run.steps, current_rank(), PROGRESS) as display:
         dataset = open_dataset(cfg, display, run.folder.environment.revisions)
         prompt = encode_prompt("train.prompt", cfg.train.prompt, dataset.tokenizer)
-        data = TokenDataModule(
-            dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed
-        )
+        data = open_data_module(cfg, dataset)
         model = new_model(run, dataset)
         cost = model_cost(model)
         start = initialize(model, dataset) if initialize else None

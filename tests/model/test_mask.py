@@ -202,8 +202,8 @@ def test_documents_end_for_each_sequence_of_a_batch_by_itself_in_a_compiled_step
 def test_what_a_prefix_shows_is_not_predicted() -> None:
     model = decoder("model.attention.prefix=7")
     targets = torch.arange(LENGTH)[None]
-    assert model.mask_prefix_targets(targets).tolist() == [[-100] * 6 + list(range(6, LENGTH))]
-    assert decoder().mask_prefix_targets(targets) is targets
+    assert model.cut(targets, targets)[1].tolist() == [[-100] * 6 + list(range(6, LENGTH))]
+    assert decoder().cut(targets, targets)[1] is targets
 
 
 def test_a_prefix_of_every_layer_costs_the_keys_that_it_adds() -> None:

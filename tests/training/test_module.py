@@ -140,17 +140,19 @@ def test_losses_of_a_checkpoint_follow_the_module_to_its_device() -> None:
         assert [loss.device.type for loss in module.auxiliary.values["loss"]] == ["meta"]
 
 
-def test_micro_batches_leave_gradients_and_weights_as_one_batch_makes_them(settings: list[str]) -> None:
+@pytest.mark.parametrize("objective", ["next_token", "prefix"])  # with which micro-batches have unequal targets
+def test_micro_batches_leave_gradients_and_weights_as_one_batch_makes_them(objective: str, settings: list[str]) -> None:
     runs = []
     for micro_batch_size in ("null", "2"):
         overrides = [f"train.micro_batch_size={micro_batch_size}", "train.log_every=1", "overwrite=true"]
-        parts = pieces(*settings, f"train.tokens={5 * STEP}", *overrides, optimizer=sgd(0.3), grad_clip=None)
+        overrides += [f"objective={objective}", f"train.tokens={5 * STEP}"]
+        parts = pieces(*settings, *overrides, optimizer=sgd(0.3), grad_clip=None)
         parts.fit()
-        norms = [row["optim/grad_norm"] for row in parts.rows if "optim/grad_norm" in row]
+        norms = [row[key] for row in parts.rows for key in ("optim/grad_norm", "train/loss") if key in row]
         runs.append((weights(parts.module.model), norms, parts.data))
     (whole, whole_norms, one), (split, split_norms, four) = runs
     assert [len(next(iter(data.train_dataloader()))) for data in (one, four)] == [1, 4]
-    assert len(whole_norms) == 5
+    assert len(whole_norms) == 2 * 5
     assert split_norms == pytest.approx(whole_norms, rel=1e-4)
     moved = (whole - weights(decoder(vocab_size=257))).norm()
     assert (split - whole).norm() < 1e-5 * moved

@@ -134,6 +134,18 @@ def test_muon_on_shards_is_muon_on_one_device(tiny: list[str], run_train: RunTra
     assert logged(ran.run, "train/loss") == pytest.approx(logged(alone, "train/loss"), abs=1e-4)
 
 
+@pytest.mark.slow
+def test_prefixes_of_unequal_length_weigh_alike_on_two_devices(
+    tiny: list[str], run_train: RunTrain, tmp_path: Path
+) -> None:
+    overrides = [*tiny, "objective=prefix", "train.tokens=2560", "train.log_every=1", "train.micro_batch_size=2"]
+    alone = trained(*overrides, f"runs_dir={tmp_path}")
+    ran = run_train(*overrides, "trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", **LOOPBACK)
+    assert (ran.code, ran.err) == (0, "")
+    for metric in ("train/loss", "optim/grad_norm", "val/loss"):
+        assert logged(ran.run, metric) == pytest.approx(logged(alone, metric), abs=1e-5)
+
+
 def test_an_optimizer_that_cannot_hold_shards_is_refused_before_training(tiny: list[str], command: Command) -> None:
     ran = command(*tiny, "optim=adafactor", "trainer=fsdp", "trainer.accelerator=cpu")
     told = "error: optim=adafactor: PyTorch's cannot hold sharded parameters; choose trainer=ddp"

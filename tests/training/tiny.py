@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from rich.console import Console
 
 from llama_lab.config.components import build, build_model
-from llama_lab.data.data_module import TokenDataModule
+from llama_lab.data.data_module import TokenDataModule, open_data_module
 from llama_lab.data.open import open_dataset
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.devices.performance import Stopwatch
@@ -85,9 +85,7 @@ def pieces(*overrides: str, stopwatch: Stopwatch | None = None, **replaced: Any)
     run = planned(*overrides)
     cfg = run.cfg
     dataset = open_dataset(cfg)
-    data = TokenDataModule(
-        dataset, cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size, cfg.data.seed
-    )
+    data = open_data_module(cfg, dataset)
     arguments: dict[str, Any] = {
         "kind": LanguageModel,
         "model": build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id),

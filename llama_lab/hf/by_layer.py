@@ -252,7 +252,7 @@ class SomeMixers(Setting):
 
     usual: by their config and our settings, the kind of each layer without a list, and `older`: their names for that.
     mixer: our settings that layers with the mixer always have, of it and of what else differs there. settings: the
-    others, of the mixer. kind: their name of such layers.
+    others, of the mixer. kind: their name of such layers. both: whether there must be others with attention, too.
     """
 
     usual: Callable[[Settings, Settings], list[str]]
@@ -260,6 +260,7 @@ class SomeMixers(Setting):
     settings: Sequence[Setting]
     older: Sequence[str] = ()
     kind: str = LINEAR
+    both: bool = False
 
     @property
     def names(self) -> Sequence[str]:
@@ -269,6 +270,8 @@ class SomeMixers(Setting):
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`; it takes the place of what `ours` holds of attention in the layers without it."""
         kinds = checked(config.get("layer_types") or self.usual(config, ours), (FULL, self.kind), ours)
+        if self.both and len({*kinds}) == 1:
+            raise ValueError(f"layer_types={kinds}: no switch for layers that are all of one kind")
         usual = {"n_kv_heads": ours["n_heads"], **{key: value for key, value in ours.items() if of_mixer(key)}}
         always = {key: derive(value, ours) for key, value in self.mixer.items()}
         mixer = {"n_kv_heads": ours["n_heads"], **NOPE, **always}

@@ -276,7 +276,8 @@ class Family:
 
     def of_layout(self, names: Container[str], settings: Settings) -> "Family":
         """The family itself, or with its second layout if a file has `names` of that."""
-        other = replace(self, weights=changed(self.weights, self.other_weights))
+        weights, of_mixers = (changed(one, self.other_weights) for one in (self.weights, self.mixer_weights))
+        other = replace(self, weights=weights, mixer_weights=of_mixers)
         own = {name for _, name, *_ in self.entries(settings)}
         is_other = any(name in names and name not in own for _, name, *_ in other.entries(settings))
         return other if is_other else self

@@ -5,11 +5,23 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from . import llama_families as llama
-from .by_layer import FULL, NOPE, SomeExperts, SomeMixers, every
+from .by_layer import FULL, LINEAR, NOPE, SomeExperts, SomeMixers, every
 from .expert_families import LLAMA_EXPERTS
 from .family import Family, Weights
 from .rotary import RotaryPosition
-from .settings import INFINITY, DenseLayers, Fixed, Multiple, Setting, Settings, Unread, Value, number
+from .settings import (
+    INFINITY,
+    DenseLayers,
+    Fixed,
+    Multiple,
+    Setting,
+    Settings,
+    Unread,
+    Value,
+    below,
+    nest,
+    number,
+)
 from .terms import (
     FFN,
     GEMMA_NORM,
@@ -197,6 +209,77 @@ MAMBA2 = Family(
         "embedding.head.*": "lm_head.*",
     },
     attention=MAMBA,
+)
+
+
+@dataclass(frozen=True)
+class OptionalRotary(RotaryPosition):
+    """RoPE, or no position encoding where its theta is null."""
+
+    def read(self, config: Settings, ours: Settings) -> Settings:
+        """See `Setting`."""
+        rope = self.merged(nest(below(config, self.names)))
+        theta = rope.get("rope_theta", config.get("rope_theta", self.theta))
+        return NOPE if theta is None else super().read(config, ours)
+
+    def write(self, ours: Settings) -> Settings:
+        """See `Setting`."""
+        return super().write(ours) or {"rope_parameters.rope_type": "default", "rope_parameters.rope_theta": None}
+
+
+def last_of_four(config: Settings, ours: Settings) -> list[str]:
+    """Every fourth layer with attention, or the last of fewer, for `SomeMixers`."""
+    period = min(4, ours["n_layers"])
+    return [LINEAR if (layer + 1) % period else FULL for layer in range(ours["n_layers"])]
+
+
+def three_quarters(ours: Settings) -> int:
+    """The width of a key, of three quarters of the model's width."""
+    return int(0.75 * ours["dim"] / ours["attention.key_heads"])
+
+
+def apart(mixer: str) -> Weights:
+    """Where a gated delta rule is kept whose queries, keys and values have a tensor each."""
+    return {
+        **{project: f"{mixer}.{part[0]}_proj.*" for project, part in zip(PROJECTIONS, PARTS, strict=True)},
+        **{conv: f"{mixer}.{part[0]}_conv1d.*" for conv, part in zip(CONVS, PARTS, strict=True)},
+        BETA: f"{mixer}.b_proj.*",
+        "blocks.#.attention.decay.rate": f"{mixer}.A_log",
+        "blocks.#.attention.decay.bias": f"{mixer}.dt_bias",
+        "blocks.#.attention.norm.*": f"{mixer}.o_norm.*",
+        "blocks.#.attention.output.*": f"{mixer}.o_proj.*",
+    }
+
+
+OLMO_HYBRID = llama.OLMO2.derive(
+    "olmo_hybrid",
+    "OlmoHybridForCausalLM",
+    *llama_sizes(100352, 3840, 32, 30, 65536, 11008),
+    *fields(head_dim=head_width, rms_norm_eps=1e-6),
+    OptionalRotary(),
+    SomeMixers(
+        last_of_four,
+        DELTA | block("PreNorm") | {"attention.norm_eps": 1e-5},
+        (
+            *fields(linear_num_key_heads=like("n_heads"), linear_num_value_heads=like("n_heads")),
+            *fields(linear_key_head_dim=three_quarters, linear_conv_kernel_dim=4),
+            *fields(linear_value_head_dim=lambda ours: 2 * ours["attention.key_dim"]),
+            Value("linear_allow_neg_eigval", "attention.negative", True),
+            Fixed("hidden_act", "silu"),  # of convolutions, too
+        ),
+        both=True,
+    ),
+    Unread("linear_a_log_min|linear_a_log_max|linear_dt_min|linear_dt_max|linear_dt_init_floor"),
+    weights={"blocks.#.attention_norm.*": "model.layers.#.feedforward_layer_norm.*"},  # as they save it
+    other_weights={CONVS: (f"{LINEAR_ATTENTION}.conv1d.*", QUERIES_KEYS_VALUES)},
+    mixer_weights={
+        "blocks.#.attention_norm.*": "model.layers.#.attention_layer_norm.*",
+        "blocks.#.ffn_norm.*": "model.layers.#.feedforward_layer_norm.*",
+        **apart(LINEAR_ATTENTION),
+        GATE: f"{LINEAR_ATTENTION}.g_proj.*",
+        STEP: f"{LINEAR_ATTENTION}.a_proj.*",
+    },
+    renamed={"input_layernorm": "attention_layer_norm", "post_attention_layernorm": "feedforward_layer_norm"},
 )
 
 

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from llama_lab.hf.convert import export_model, import_model, settings_of
 from llama_lab.hf.families import FAMILIES
 from llama_lab.hf.loading import Loaded, load
+from llama_lab.util.errors import ConfigError
 from tests.hf.theirs import CASES, CONTEXT, PROMPT, VOCAB, our_text, reload, their_logits, their_model, their_text
 
 TOLERANCE = 1e-4  # of float32 logits whose standard deviation is about one
@@ -21,7 +22,7 @@ TOLERANCE = 1e-4  # of float32 logits whose standard deviation is about one
 EXPORTED = (
     *("llama, tied, biases, heads of another width", "gpt2", "opt", "gpt_neox", "falcon 40B", "bloom", "mpt", "phi3"),
     *("gemma2", "cohere, QK norm", "stablelm, QK norm", "deepseek_v2, yarn", "apertus"),
-    *("qwen3_5, hybrid", "qwen3_next, experts", "lfm2, rounded, biases, untied", "mamba2"),
+    *("qwen3_5, hybrid", "qwen3_next, experts", "lfm2, rounded, biases, untied", "olmo_hybrid, no positions", "mamba2"),
     *("mixtral", "qwen3_moe, some experts", "deepseek_v3, experts", "gpt_oss"),
 )
 
@@ -87,7 +88,7 @@ TRAINED = (
     "mistral4, yarn",
     "apertus",
     *("mixtral", "olmoe", "qwen3_moe, some experts", "deepseek_v3, experts", "gpt_oss"),
-    *("qwen3_5, hybrid", "qwen3_next, experts", "lfm2, rounded, biases, untied", "mamba2"),
+    *("qwen3_5, hybrid", "qwen3_next, experts", "lfm2, rounded, biases, untied", "olmo_hybrid, no positions", "mamba2"),
 )
 
 
@@ -121,6 +122,26 @@ def test_a_file_with_all_experts_in_one_tensor_is_read_as_one_with_a_tensor_for_
     found = load(tmp_path).model.state_dict()
     assert found.keys() == expected.keys()
     assert not [key for key in found if not torch.equal(found[key], expected[key])]
+
+
+def test_convolutions_of_unequal_widths_are_read_as_released_not_in_the_thirds_that_transformers_saves(
+    tokens: Tensor, tmp_path: Path
+) -> None:
+    theirs = their_model("olmo_hybrid", linear_value_head_dim=8)
+    theirs.save_pretrained(tmp_path / "saved")
+    with pytest.raises(ConfigError, match=r"k_conv1d.weight is \(40, 1, 4\), and its config makes it \(36, 1, 4\)"):
+        load(tmp_path / "saved")
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    for name, weight in theirs.state_dict().items():
+        if name.endswith("conv1d.weight"):
+            parts = zip("qkv", weight.split([36, 36, 48]), strict=True)
+            saved |= {name.replace("conv1d", f"{part}_conv1d"): own.contiguous() for part, own in parts}
+    save_file(saved, tmp_path / "saved" / "model.safetensors", {"format": "pt"})
+    expected = their_logits(theirs, tokens)
+    import_model(str(tmp_path / "saved"), tmp_path / "imported")
+    assert (load(tmp_path / "imported").model(tokens) - expected).abs().max() <= TOLERANCE
+    export_model(tmp_path / "imported", tmp_path / "theirs")
+    assert torch.equal(their_logits(reload(tmp_path / "theirs"), tokens), expected)
 
 
 def test_an_export_in_16_bits_is_checked_with_the_bias_of_the_choice_that_was_written(tmp_path: Path) -> None:

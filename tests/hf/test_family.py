@@ -38,6 +38,7 @@ PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
     "olmo2": {"rms_norm_eps": 1e-6} | BASE_500K,
     "qwen3_moe": {"norm_topk_prob": True},
     "gpt_oss": {"num_local_experts": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}},
+    "olmo_hybrid": {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
     "lfm2": {"layer_types": [("conv", "conv", "full_attention")[i % 3] for i in range(32)]},
     "mamba2": {"n_groups": 1, "tie_word_embeddings": True},
     "granite": {
@@ -145,6 +146,7 @@ NO_SWITCH: dict[str, tuple[str, dict[str, Any]]] = {
     "no switch for sliding_attention": ("qwen3_5_text", {"layer_types": ["sliding_attention"] * 32}),
     "hidden_act=gelu: no switch; only hidden_act=silu": ("qwen3_5_text", {"hidden_act": "gelu"}),
     "=100: no switch; it must be a multiple of 512": ("qwen3_next", {"shared_expert_intermediate_size": 100}),
+    "no switch for layers that are all of one kind": ("olmo_hybrid", {"layer_types": ["full_attention"] * 32}),
     "no switch for linear_attention": ("lfm2", {"layer_types": ["linear_attention"] * 32}),
     "num_dense_layers=1: no switch for the experts": ("afmoe", {"score_func": "sigmoid"}),
     "has 2 numbers for 3 layers": ("granite_swa", {"num_hidden_layers": 3, "layer_rope_theta": [0, 100]}),

@@ -61,9 +61,9 @@ SHARED = {"shared_expert_intermediate_size": 48}
 SMALL = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
 
 
-def rope(kind: str, **settings: Any) -> dict[str, Any]:
+def rope(kind: str, theta: float | None = 10000.0, **settings: Any) -> dict[str, Any]:
     """A RoPE with scaling."""
-    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **settings}}
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": theta, **settings}}
 
 
 SHORT, LONG = [1.0, 1.1, 1.3, 1.6], [1.5, 2.0, 3.0, 5.0]
@@ -207,6 +207,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2, tied, one group": (
         "mamba2",
         MAMBA2 | {"num_heads": 9, "n_groups": 1, "expand": 3, "conv_kernel": 3, "tie_word_embeddings": True},
+    ),
+    "olmo_hybrid": ("olmo_hybrid", LLAMA | FIVE | {"linear_allow_neg_eigval": False, "linear_value_head_dim": 6}),
+    "olmo_hybrid, no positions": (
+        "olmo_hybrid",
+        WIDE_HEADS | DELTA | FIVE | {"attention_bias": True, "linear_value_head_dim": 4} | rope("default", theta=None),
     ),
     "lfm2": ("lfm2", LLAMA | CONVS),
     "lfm2, rounded, biases, untied": (

@@ -49,6 +49,7 @@ PUBLISHED = {
     ("deepseek_v3", "deepseek_v3_671b"): 671_026_404_352,
     ("gpt_oss", "gpt_oss_20b"): 20_914_757_184,
     ("qwen3_5", "qwen3_5_9b"): 8_953_803_264,
+    ("olmo_hybrid", "olmo_hybrid_7b"): 7_430_870_688,
     ("lfm2", "lfm2_1b2", "pattern.attention.at=[2,5,8,10,12,14]"): 1_170_340_608,
     ("qwen3_next", "qwen3_next_80b"): 79_674_391_296,
     ("mamba2", "mamba2_130m"): 128_989_632,

@@ -118,7 +118,7 @@ NORMED = (
     "qwen3",
     "qwen3_moe",
 )  # in other places than blocks, too
-HYBRIDS = ("lfm2", "qwen3_5", "qwen3_next")  # whose recurrent layers take no positions
+HYBRIDS = ("lfm2", "olmo_hybrid", "qwen3_5", "qwen3_next")  # whose recurrent layers take no positions
 ADDED = ("learned", "sinusoidal", "sinusoidal_concatenated")
 RECURRENT = [option for option in options("attention") if option not in softmaxes()]
 REFUSED = {
@@ -133,7 +133,7 @@ REFUSED = {
         (arch, "position", other): "which cannot differ in them" if other in ADDED else "would ignore the"
         for arch in HYBRIDS
         for other in OPTIONS["position"]
-        if other != "none"
+        if other != "none" and (arch, other in ADDED) != ("olmo_hybrid", True)  # whose attention has none of its own
     },
     **{(arch, "norm", "none"): "the model's norm has no unit_offset" for arch in ("qwen3_5", "qwen3_next")},
     **{("mamba2", "ffn", option): "the block of layer 0 has no feed-forward" for option in OPTIONS["ffn"]},
@@ -142,6 +142,8 @@ REFUSED = {
         for other in OPTIONS["position"]
         if other not in (*ADDED, "none")
     },
+    ("olmo_hybrid", "norm", "none"): "the model's norm has no eps",
+    ("olmo_hybrid", "block", "mixer_only"): "the block of layer 1 has a feed-forward; give the layer ffn, too",
     ("deepseek_v3", "position", "shaw"): "would ignore the relation",
     **{("gemma3", "position", other): "has no such key" for other in ("alibi", "learned", "none", "relative", "shaw")},
 }

@@ -41,6 +41,7 @@ GROUPS = {
     "ffn": (FFN, WIDTH),
     **{group: (f"model.{group}",) for group in ("embedding", "init")},
     "pattern": ("pattern", "model.layers"),
+    "family": tuple(f"model.{key}" for key in ("_target_", "encoder_layers", "cross_attention")),
     "size": ("size", WIDTH, *(f"model.{key}" for key in (*DIMENSIONS, "head_dim", "n_kv_heads", "vocab_size"))),
 }
 

@@ -50,8 +50,9 @@ def unequal_settings(result: Result) -> Iterator[str]:
         and key not in planned
         and not any(is_named(key, axis) for axis in axes)
     ]
-    if values := disagreement(records, [f"all but the first {prefix(record.config)}" for record in records]):
-        yield f"Losses are of different tokens, since those of an attention.prefix are not predicted: {values}."
+    if values := disagreement(records, [predicted(record.config) for record in records]):
+        given = "those of an attention.prefix are not predicted, nor those of a source"
+        yield f"Losses are of different tokens, since {given}: {values}."
     different = _different(records, [key for key in shared if key not in BY_ROLE])
     for runs in result.by_role:
         different |= _different(runs, [key for key in BY_ROLE if key in shared and key not in different])
@@ -143,8 +144,10 @@ def _different_options(records: Sequence[Record], groups: Collection[str]) -> di
     return disagreements(records, chosen)
 
 
-def prefix(config: Mapping[str, Any]) -> int:
-    """The number of first tokens that some layer of a flat config's model sees at once; 1 without a prefix."""
+def predicted(config: Mapping[str, Any]) -> str:
+    """Which tokens of a window a flat config's model predicts: those that no layer sees at once, nor an encoder."""
+    if "model.encoder_layers" in config:
+        return "the second half of each window"
     layers = [flatten(one) for one in config.get("model.layers") or ()]
     found = [config.get("model.attention.prefix"), *(one.get("attention.prefix") for one in layers)]
-    return max((size for size in found if size), default=1)
+    return f"all but the first {max((size for size in found if size), default=1)}"

@@ -169,7 +169,7 @@ class FullySharded(DataParallel):
 def shard(model: Decoder, mesh: DeviceMesh, mixed: bool) -> None:
     """Cut every parameter of `model` by its rows, in place; blocks are gathered one at a time."""
     policy = MixedPrecisionPolicy(torch.bfloat16 if mixed else None, reduce_dtype=torch.float32)
-    for module in (*model.blocks, model):
+    for module in (*model.all_blocks, model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
     register_fsdp_forward_method(model, "loss")  # which gathers the parameters as `forward` does
 

@@ -19,6 +19,7 @@ from llama_lab.model.cost import ask, cost_units, count, flops_per_token, report
 from llama_lab.model.encoding import Position
 from llama_lab.model.init import StackedLinear
 from llama_lab.model.mixer import Mixer
+from llama_lab.model.tower import Tower
 from llama_lab.util import formatting as fmt
 
 from .wiring import UNSEEN, Stage, wiring
@@ -29,6 +30,7 @@ NAMES = {
     "GroupedQueryAttention": "Grouped-query attention",
     "MultiQueryAttention": "Multi-query attention",
     "LatentAttention": "Latent attention",
+    "CrossAttention": "Cross-attention",
     "LinearAttention": "Linear attention",
     "GatedDelta": "Gated delta rule",
     "Mamba2": "Mamba 2",
@@ -91,7 +93,8 @@ class Layer:
 class Anatomy:
     """A decoder's parts. added: whether the position encoding is added to the embeddings; others act in the mixers.
 
-    layers: each kind of block once, with the numbers of its layers, counted from 1.
+    layers: each kind of block once, with the numbers of its layers, counted from 1; first the `n_encoder` kinds of an
+    encoder, which ends with `encoder_norm`.
     """
 
     name: str
@@ -103,6 +106,8 @@ class Anatomy:
     layers: tuple[tuple[Layer, tuple[int, ...]], ...]
     norm: Part | None
     head: Part
+    n_encoder: int = 0
+    encoder_norm: Part | None = None
 
     def differs(self, other: "Anatomy") -> bool:
         """Whether a picture beside another one would mark anything."""
@@ -111,27 +116,26 @@ class Anatomy:
     @property
     def order(self) -> str:
         """The kinds of layers in their order: `(A B) × 13`; empty if there is one kind."""
-        kinds = {n: ascii_uppercase[i % 26] for i, (_, numbers) in enumerate(self.layers) for n in numbers}
-        return pattern([kinds[n] for n in sorted(kinds)]) if len(self.layers) > 1 else ""
+        own = [*enumerate(self.layers)][self.n_encoder :]
+        kinds = {n: ascii_uppercase[i % 26] for i, (_, numbers) in own for n in numbers}
+        return pattern([kinds[n] for n in sorted(kinds)]) if len(own) > 1 else ""
 
 
 def anatomy(name: str, model: Decoder, settings: DictConfig) -> Anatomy:
-    """The parts of a decoder that was built, on any device, from the settings `cfg.model`. Raises ConfigError."""
+    """The parts of a model that was built, on any device, from the settings `cfg.model`. Raises ConfigError."""
     cost = model_cost(model)
     reader = Reader(model, settings)
     tokens, head = model.embedding.tokens, model.embedding.head
     tied = head.weight is tokens.weight
     embedding = reader.part("embedding", model.embedding, "embedding", without=head)
     position = None
-    if acting := [one for one in model.encodings if type(one) is not Position]:
+    encodings = [one for tower in reversed(model.towers) for one in tower.encodings]
+    if acting := [one for one in encodings if type(one) is not Position]:
         position = reader.part("position", acting[0], "position", *acting[1:])
-    kinds: defaultdict[str, list[int]] = defaultdict(list)
-    layers: dict[str, Layer] = {}
-    for i, block in enumerate(model.blocks):
-        layer = reader.layer(i, block)
-        layers.setdefault(str(layer), layer)
-        kinds[str(layer)].append(i + 1)
-    norm = None if model.norm is None or isinstance(model.norm, UNSEEN) else reader.part("norm", model.norm, "norm")
+    encoders = [tower for tower in model.towers if tower is not model]
+    of_encoder = [kind for tower in encoders for kind in reader.kinds("encoder.", tower)]
+    encoder_norm = reader.last_norm("encoder.", encoders[0]) if encoders else None
+    layers, norm = reader.kinds("", model), reader.last_norm("", model)
     out = reader.part("embedding.head", head, "embedding")
     return Anatomy(
         name=name,
@@ -140,9 +144,11 @@ def anatomy(name: str, model: Decoder, settings: DictConfig) -> Anatomy:
         embedding=embedding,
         position=position,
         added=type(model.position).embed is not Position.embed,
-        layers=tuple((layers[key], tuple(numbers)) for key, numbers in kinds.items()),
+        layers=(*of_encoder, *layers),
         norm=norm,
         head=replace(out, title="Head, tied to the token table" if tied else "Head"),
+        n_encoder=len(of_encoder),
+        encoder_norm=encoder_norm,
     )
 
 
@@ -173,7 +179,7 @@ class Reader:
         inner = "" if without is None else next(f"{name}.{key}" for key, m in module.named_modules() if m is without)
         units = [(key, unit) for key, unit in self.units if belongs(key, name) and not (inner and belongs(key, inner))]
         idle = sum(count(unit) - ask(key, unit, "active_params") for key, unit in units if reports_cost(unit))
-        length, state = self.model.max_seq_len, None if isinstance(module, Mixer) else 0
+        length, state = self.model.max_seq_len // len(self.model.towers), None if isinstance(module, Mixer) else 0
         if isinstance(module, Mixer) and module.has_state:
             state = ask(type(module).__name__, module, "state_bytes", length, torch.bfloat16)
         return Part(
@@ -187,9 +193,23 @@ class Reader:
             state=state,
         )
 
-    def layer(self, index: int, block: nn.Module) -> Layer:
+    def kinds(self, prefix: str, tower: Tower) -> list[tuple[Layer, tuple[int, ...]]]:
+        """Each kind of block of a tower, and the numbers of its layers. prefix: of the names of its modules."""
+        found: dict[str, tuple[Layer, tuple[int, ...]]] = {}
+        for i, block in enumerate(tower.blocks):
+            layer = self.layer(prefix, tower, i, block)
+            _, numbers = found.get(str(layer), (layer, ()))
+            found[str(layer)] = (layer, (*numbers, i + 1))
+        return [*found.values()]
+
+    def last_norm(self, prefix: str, tower: Tower) -> Part | None:
+        """The norm with which a tower ends."""
+        norm = tower.norm
+        return None if norm is None or isinstance(norm, UNSEEN) else self.part(f"{prefix}norm", norm, "norm")
+
+    def layer(self, prefix: str, tower: Tower, index: int, block: nn.Module) -> Layer:
         """A block with its children as parts, and what is left of its cost."""
-        name = f"blocks.{index}"
+        name = f"{prefix}blocks.{index}"
         others = [by_class(one) for one in self.config.get("layers") or () if index in one["at"]]
         self.settings = ChainMap(*others[::-1], by_class(self.config))
         parts = {}
@@ -197,8 +217,8 @@ class Reader:
             if not isinstance(child, UNSEEN):
                 kind = "mixer" if isinstance(child, Mixer) else "norm" if "norm" in key else "ffn"
                 parts[key] = self.part(f"{name}.{key}", child, kind)
-                position = self.model.encoding_of(index)
-                if kind == "mixer" and position is not self.model.position:  # as other layers have
+                position = tower.encoding_of(index)
+                if kind == "mixer" and position is not tower.position:  # as other layers have
                     title = type(position).__name__
                     which = f"{NAMES.get(title, title)} {described(position, self.settings.get(title, {}))}".strip()
                     which = "no positions" if type(position) is Position else which

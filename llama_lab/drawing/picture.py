@@ -79,12 +79,15 @@ class Column:
     def draw(self) -> None:
         """The parts, from the tokens up to the logits."""
         one, sizes = self.anatomy, self.anatomy.sizes
-        self.label(f"tokens, up to {sizes['context']:,}")
+        source = " of the source and the text" if one.n_encoder else ""
+        self.label(f"tokens{source}, up to {sizes['context']:,}")
         self.part(one.embedding, (-1, "embedding"))
         self.beside(f"T {fmt.TIMES} {sizes['dim']:,}", "dim")
         if one.position:
             self.position(one.position)
         for i, (layer, numbers) in enumerate(one.layers):
+            if i and i == one.n_encoder:
+                self.end_of_encoder(one.encoder_norm)
             self.layer(layer, numbers, i)
         if one.order:
             self.beside(f"layers in the order {one.order}", "order")
@@ -93,6 +96,15 @@ class Column:
         self.part(one.head, (-1, "head"))
         self.stream(GAP)
         self.label(f"logits, T {fmt.TIMES} {sizes['vocabulary']:,}")
+
+    def end_of_encoder(self, norm: Part | None) -> None:
+        """The last norm of an encoder; above it, the stream of the decoder begins."""
+        if norm:
+            self.part(norm, (-1, "encoder norm"))
+        self.stream(GAP)
+        self.label("the source, to every cross-attention")
+        self.y -= GAP
+        self.label("the text, embedded as the source is")
 
     def label(self, words: str) -> None:
         """Words on the stream."""
@@ -162,7 +174,8 @@ class Column:
         else:
             self.stream(LINE + 12, arrow=False)
         kind = f"{ascii_uppercase[index % 26]}: " if len(self.anatomy.layers) > 1 else ""
-        words = f"{kind}{len(layers)} {fmt.TIMES} {layer.title}"
+        tower = ", encoder" if index < self.anatomy.n_encoder else ""
+        words = f"{kind}{len(layers)} {fmt.TIMES} {layer.title}{tower}"
         self.texts.append(Text(LEFT - 26, self.y + 14, words, "caption", (index, "caption")))
         self.boxes.append(Box(10, self.y, OUT - 2, bottom - self.y, "frame", (index, "caption")))
         for i, line in enumerate(numbers(layer.own)):

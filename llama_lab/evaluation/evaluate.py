@@ -144,6 +144,11 @@ def evaluate(path: Path, settings: DictConfig, imported: TrainedRun | None = Non
     shown = f"model.attention.prefix={run.model.prefix}" if run.model.prefix else "objective=prefix"
     if "lm_eval" in settings.eval.parts and (run.model.prefix or isinstance(run.model, PrefixDecoder)):
         raise ConfigError(f"eval.parts: lm_eval scores texts of which {shown} shows a part; leave it out")
+    without_source = sorted({"cache", "speed", "lm_eval"} & {*settings.eval.parts})
+    if without_source and len(run.model.towers) > 1:
+        raise ConfigError(
+            f"eval.parts: leave out {conjoin(without_source)}, which read no source, as an encoder-decoder must"
+        )
     if "sample" in settings.eval.parts:  # the last part's errors, before the first
         encode_prompts(run.tokenizer, run.model, [run.cfg.train.prompt], settings)
     here = surroundings(subject.hardware, run.step)

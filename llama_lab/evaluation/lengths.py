@@ -151,7 +151,9 @@ def sums_by_position(
         losses = F.cross_entropy(
             logits.flatten(0, 1), targets.to(device).flatten(), ignore_index=IGNORE, reduction="none"
         )
-        nll += losses.view_as(targets).cpu().double().sum(0)  # Apple's devices have no float64
-        counts += (targets != IGNORE).sum(0)
+        first = max(0, length - targets.shape[1] - 1)  # of a window whose first half is a source
+        predicted = slice(first, first + targets.shape[1])
+        nll[predicted] += losses.view_as(targets).cpu().double().sum(0)  # Apple's devices have no float64
+        counts[predicted] += (targets != IGNORE).sum(0)
         correct += int((logits.argmax(-1).cpu() == targets).sum())
     return nll, counts, correct

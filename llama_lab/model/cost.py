@@ -27,6 +27,7 @@ HOOKS = "flops_per_token(seq_len) and active_params()"
 STATES = {  # the metrics of Cost's fields
     "kv_bytes_per_token": "kv_cache/bytes_per_token",
     "kv_bytes": "kv_cache/bytes",
+    "kv_bytes_source": "kv_cache/source_bytes",
     "state_bytes_per_sequence": "state/bytes_per_sequence",
 }
 OURS = ("llama_lab", "torch")  # packages whose modules use every nn.Linear once per token, or say what they cost
@@ -46,6 +47,8 @@ class Cost:
     kv_bytes: the states of one sequence of `seq_len` tokens, windowed layers holding their window.
     state_bytes_per_sequence: what of them is there before any token, of recurrences and convolutions. All three are
         None for a model that cannot decode without reading the whole text again.
+    kv_bytes_source: what cross-attention keeps of a source; None without one. In an encoder-decoder, half of the
+        `seq_len` tokens of a sequence are a source, which the encoder reads, and half are the decoder's.
     """
 
     seq_len: int
@@ -59,6 +62,7 @@ class Cost:
     kv_bytes_per_token: int | None
     kv_bytes: int | None
     state_bytes_per_sequence: int | None
+    kv_bytes_source: int | None = None
 
 
 def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dtype = torch.bfloat16) -> Cost:
@@ -74,9 +78,11 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
     units = cost_units(model)
     check_uses(model)
     params = count(model)
-    flops = flops_per_token(units, seq_len)
+    length, share = seq_len // len(model.towers), 1 / len(model.towers)  # of a window, the tokens that each tower reads
+    flops = share * flops_per_token(units, length)
     reporting = {unit: name for name, unit in units if reports_cost(unit)}  # shared ones once
-    tables = [m for end in (model.embedding, *model.encodings) for m in end.modules() if isinstance(m, nn.Embedding)]
+    encodings = [encoding for tower in model.towers for encoding in tower.encodings]
+    tables = [m for end in (model.embedding, *encodings) for m in end.modules() if isinstance(m, nn.Embedding)]
     ends = {p for module in (*tables, model.embedding.head) for p in module.parameters()}
     idle = sum(count(unit) - ask(name, unit, "active_params", most=count(unit)) for unit, name in reporting.items())
     without = params - sum(p.numel() for p in ends)
@@ -87,9 +93,10 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
         params_non_embedding=without,
         params_active_non_embedding=without - idle,
         flops_per_token=flops,
-        flops_per_token_dense=flops_per_token(units, seq_len, dense=True),
+        flops_per_token_dense=share * flops_per_token(units, length, dense=True),
         train_flops_per_token=3 * flops,
-        kv_bytes=ask_mixers(model, "state_bytes", seq_len, kv_dtype) if model.decodes else None,
+        kv_bytes=ask_mixers(model, "state_bytes", length, kv_dtype) if model.decodes else None,
+        kv_bytes_source=model.source_bytes(length, kv_dtype),
         kv_bytes_per_token=ask_mixers(model, "state_bytes_per_token", kv_dtype) if model.decodes else None,
         state_bytes_per_sequence=ask_mixers(model, "state_bytes", 0, kv_dtype) if model.decodes else None,
     )
@@ -183,13 +190,14 @@ def check_uses(model: Decoder) -> None:
         x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         rows[unit] += math.prod(x.shape[:-1])
 
-    tokens = torch.zeros(2, min(5, model.max_seq_len), dtype=torch.long, device=next(model.parameters()).device)
+    windows = torch.zeros(2, min(4, model.max_seq_len), dtype=torch.long, device=next(model.parameters()).device)
+    tokens, _, *given = model.cut(windows, windows)
     with ExitStack() as restored:
         restored.callback(model.train, model.training)
         for unit in users:
             restored.enter_context(unit.register_forward_hook(add_rows, with_kwargs=True))
         try:
-            model.eval()(tokens)
+            model.eval()(tokens, None, *given)
         except Exception as error:
             if not tokens.is_meta:
                 raise

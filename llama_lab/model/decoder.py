@@ -12,10 +12,10 @@ from .embedding import Embedding
 from .encoding import Position
 from .init import WeightInit, initialise
 from .loss import IGNORE, head_loss
-from .mixer import NEW_STATE, Mixer, call, class_name
+from .mixer import NEW_STATE, Mixer, class_name
 from .norm import Norm
 from .state import DecoderState, State
-from .tower import Tower
+from .tower import Tower, call
 
 LARGEST = 2**30  # of any size, so that the bytes of a matrix fit into 64 bits
 
@@ -71,7 +71,16 @@ class Decoder(Tower):
             raise ValueError(f"dropout={dropout}: must be at least 0 and less than 1")
         self.vocab_size, self.dim, self.max_seq_len = vocab_size, dim, max_seq_len
         self.embedding = embedding(vocab_size=vocab_size, dim=dim, norm=norm)
-        self.make_blocks(sizes, norm, position, attention, ffn, block, layers, dropout)
+        self.make_blocks(
+            sizes,
+            norm=norm,
+            position=position,
+            attention=attention,
+            ffn=ffn,
+            block=block,
+            layers=layers,
+            dropout=dropout,
+        )
         for mixer in self.mixers:
             if document_start_id is not None and not mixer.documents:
                 raise ValueError(
@@ -178,6 +187,10 @@ class Decoder(Tower):
         slides = all(m.max_state_tokens is not None and m.max_state_tokens <= context for m in self.mixers)
         lengths, starts = (torch.zeros(batch_size, dtype=torch.long, device=at) for at in ("cpu", weight.device))
         return DecoderState(layers, lengths, starts, context, slides)
+
+    def source_bytes(self, length: int, dtype: torch.dtype) -> int | None:
+        """Bytes that a state takes for a source of `length` tokens; None: there is none."""
+        return None
 
     @property
     def max_context(self) -> int | None:

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from .auxiliary import add_metric, add_term, is_collecting, sum_over_ranks
 from .init import StackedLinear, check_positive
-from .mixer import call
+from .tower import call
 
 SCORES: dict[str, Callable[[Tensor], Tensor]] = {"softmax": lambda x: x.softmax(-1), "sigmoid": torch.sigmoid}
 SCOPES = ("sequence", "batch")

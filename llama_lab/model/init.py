@@ -158,7 +158,7 @@ def draw_weights(
 ) -> None:
     """The part of `initialise` for linear maps and tables. `keep` is called with each weight and its initial value."""
     drawn: set[Tensor] = set()
-    within = {module for block in getattr(model, "blocks", ()) for module in block.modules()}
+    within = {module for block in getattr(model, "all_blocks", ()) for module in block.modules()}
     scores = {getattr(module, name) for module in within for name in getattr(module, "scores", ())}
     branch_gain, branches = getattr(weight_init, "branch_gain", 1.0), within - scores  # which scale what branches add
     for name, module in model.named_modules():

@@ -111,11 +111,6 @@ def class_name(module: nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
-def call(factory: Callable[..., Any], **sizes: Any) -> Any:
-    """Call `factory` with those of `sizes` that it accepts and that are not set already."""
-    return factory(**{name: size for name, size in sizes.items() if takes(factory, name)})
-
-
 def takes(factory: Callable[..., Any], name: str) -> bool:
     """Whether a factory accepts an argument. A class's `**kwargs` go to its base; a function's accept any."""
     if isinstance(factory, partial):

@@ -20,8 +20,8 @@ Forward = Callable[[Tensor, AttentionContext, State | None], Tensor]
 
 PARTS: dict[str, Callable[[Decoder], list[nn.Module]]] = {
     "none": lambda model: [],
-    "attention": lambda model: list(model.mixers),
-    "block": lambda model: list(model.blocks),
+    "attention": lambda model: [block.attention for block in model.all_blocks],
+    "block": lambda model: list(model.all_blocks),
 }
 """What may be recomputed: the mixer of every block, or whole blocks, of which only the inputs are kept."""
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from .attention_context import AttentionContext
 from .block import Block
 from .encoding import Position
-from .mixer import Mixer, call, class_name, takes
+from .mixer import Mixer, class_name, takes
 from .norm import Norm
 from .state import State
 
@@ -22,6 +22,7 @@ class Tower(nn.Module):
     def make_blocks(
         self,
         sizes: Mapping[str, Any],
+        *,
         norm: Norm,
         position: Callable[..., Position],
         attention: Callable[..., Mixer],
@@ -60,7 +61,8 @@ class Tower(nn.Module):
                     f"attention={class_name(parts['attention'])}: its tokens see only earlier ones, but an encoder's "
                     f"see all; choose softmax attention, such as attention=gqa"
                 )
-            self.blocks.append(own["block"](dim=sizes["dim"], **parts, norm=own["norm"], dropout=dropout))
+            parts |= {"dim": sizes["dim"], "norm": own["norm"], "dropout": dropout}
+            self.blocks.append(self.make_block(own["block"], given, **parts))
         for i, mixer in enumerate(self.mixers):
             if not isinstance(mixer, Mixer):
                 raise ValueError(f"attention={class_name(mixer)}: must be a subclass of llama_lab.model.mixer.Mixer")
@@ -70,6 +72,10 @@ class Tower(nn.Module):
         for mixer in self.mixers[1:]:
             mixer.bind_first_layer(self.mixers[0])
         self.norm = norm(sizes["dim"]) if self.blocks[-1].final_norm else None
+
+    def make_block(self, block: Callable[..., Block], sizes: Mapping[str, Any], **parts: Any) -> Block:
+        """A block of `parts`, by a factory; `sizes` are those of the layer."""
+        return block(**parts)
 
     def transform(self, x: Tensor, context: AttentionContext, states: Sequence[State] | None = None) -> Tensor:
         """Positions, blocks and final norm on embedded tokens `x (B, T, D)`; updates the mixers' `states` in place."""
@@ -99,6 +105,16 @@ class Tower(nn.Module):
         return [self.position, *cast(Iterable[Position], self.other_positions)]
 
     @property
+    def towers(self) -> "list[Tower]":
+        """Those of the model, which read equal parts of a window, from the first; this one alone."""
+        return [self]
+
+    @property
+    def all_blocks(self) -> list[Block]:
+        """The blocks of all towers, from the first."""
+        return [cast(Block, block) for tower in self.towers for block in tower.blocks]
+
+    @property
     def mixers(self) -> list[Mixer]:
         """The mixer of each block, from the first."""
         return [cast(Block, block).attention for block in self.blocks]
@@ -117,6 +133,11 @@ def check_feedforward(layer: int, own: Mapping[str, Any]) -> None:
             raise ValueError(f"{name}=null: the block of layer {layer} has a feed-forward; give the layer {name}, too")
         if not needed and own[name] is not None:
             raise ValueError(f"{name}: the block of layer {layer} has no feed-forward; leave {name} out")
+
+
+def call(factory: Callable[..., Any], **sizes: Any) -> Any:
+    """Call `factory` with those of `sizes` that it accepts and that are not set already."""
+    return factory(**{name: size for name, size in sizes.items() if takes(factory, name)})
 
 
 def check_positions(usual: Position, *others: Position) -> None:

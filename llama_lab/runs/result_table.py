@@ -9,7 +9,7 @@ from llama_lab.util.display import fact_table, print_sample
 from llama_lab.util.formatting import duration, in_bytes
 
 from .folder import SAMPLE, RunFolder
-from .stored import STATE, Summary
+from .stored import SOURCE, STATE, Summary
 
 
 def print_result(folder: RunFolder) -> None:
@@ -52,10 +52,11 @@ def state_rows(metrics: Mapping[str, float], seq_len: float) -> list[tuple[str, 
     """Rows on the decoding state; empty for a model without one."""
     if "kv_cache/bytes" not in metrics:
         return []
-    state = metrics.get(STATE, 0)
+    state, source = metrics.get(STATE, 0), metrics.get(SOURCE, 0)
     whole = "KV cache and state" if state else "KV cache"
     return [
         ("KV cache per token, 16-bit", in_bytes(metrics["kv_cache/bytes_per_token"])),
         *([("state per sequence", in_bytes(state))] if state else []),
         (f"{whole} at {seq_len:,} tokens", in_bytes(metrics["kv_cache/bytes"])),
+        *([(f"  and of a source of {seq_len // 2:,}", in_bytes(source))] if source else []),
     ]

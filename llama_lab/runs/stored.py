@@ -48,6 +48,7 @@ class Metric:
 SPEED = "perf/tokens_per_second"
 ACTIVE = "params_active_non_embedding"
 STATE = "state/bytes_per_sequence"
+SOURCE = "kv_cache/source_bytes"
 cost = partial(Metric, logged=False, of_arms=True)
 METRICS = (
     Metric("step", "optimizer steps so far"),
@@ -81,6 +82,7 @@ METRICS = (
     cost("perf/compile_seconds", "spent on compiling", unlike_rows="wall clock, in no row", of_arms=False),
     cost("kv_cache/bytes_per_token", "16-bit", noun="bytes of KV cache per token", logged=True, final=True),
     cost("kv_cache/bytes", "and of state, of one sequence of `seq_len` tokens", noun="bytes of KV cache", logged=True),
+    cost(SOURCE, "of its source, in an encoder-decoder", noun="bytes of a source's keys and values"),
     cost(STATE, "recurrent, the same at any length", noun="bytes of state per sequence"),
     cost("seq_len", "at which costs hold: `max_seq_len`"),
 )

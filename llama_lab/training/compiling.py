@@ -93,8 +93,8 @@ def compile_in_place(model: Decoder, backend: str = "inductor") -> None:
     """
     torch._dynamo.reset()  # its limit on recompilations is the process's, and later runs of a sweep would run eagerly
     # Each block may need code of its own, and a second one if it makes the mask that those after it share.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(model.blocks))
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(model.all_blocks))
     if any(getattr(ffn, "kernel", "") for ffn in model.feedforwards) and current_rank() == 0:
         print("trainer.compile: experts and their routing run eagerly, since their sizes are data", file=sys.stderr)
-    for block in model.blocks:
+    for block in model.all_blocks:
         block.compile(backend=backend)

@@ -221,3 +221,15 @@ def test_arms_that_predict_other_tokens_are_never_compared_in_silence(setting: C
     assert warning.startswith("Losses are of different tokens, since those of an attention.prefix are not predicted")
     assert "all but the first 1 in llama" in warning
     assert "all but the first 8 in gemma2" in warning
+
+
+def test_an_encoder_decoder_predicts_the_second_half_of_each_window(tmp_path: Path) -> None:
+    axes = {name: {"family": name} for name in ("decoder", "encoder_decoder")}
+    own: Any = OmegaConf.to_container(compose_config("family=encoder_decoder").model, resolve=True)
+    config = {
+        "encoder_decoder": {f"model.{key}": own[key] for key in ("_target_", "encoder_layers", "cross_attention")}
+    }
+    study = write_study(tmp_path, {"decoder": 0.0, "encoder_decoder": -0.02}, axes=axes, config=config)
+    (warning,) = planted_warnings(analyse(study, tmp_path))
+    assert "nor those of a source: all but the first 1 in decoder" in warning
+    assert "the second half of each window in encoder_decoder" in warning

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from llama_lab.drawing.anatomy import NAMES, Anatomy, Part, anatomy, changed, pattern
+from llama_lab.drawing.picture import picture
 from llama_lab.drawing.wiring import SCALE, Sum, wiring
 from llama_lab.model.attention import GroupedQueryAttention
 from llama_lab.model.block import Block, PreNorm
@@ -51,6 +52,26 @@ def test_the_costs_of_all_parts_add_up_to_the_model_s(overrides: tuple[str, ...]
     assert sum(part.active * n for part, n in parts(found)) == cost.params_active
     assert sum(part.flops * n for part, n in parts(found)) == pytest.approx(cost.flops_per_token, rel=1e-12)
     assert sum((part.state or 0) * n for part, n in parts(found)) == cost.kv_bytes
+
+
+def test_both_towers_of_an_encoder_decoder_are_there_with_what_they_cost() -> None:
+    found = anatomy_of("arch=transformer2017", "model.encoder_layers=3")
+    assert [(layer.title, at) for layer, at in found.layers] == [
+        ("Post-norm block", (1, 2, 3)),
+        ("Post-norm block", (1, 2)),
+    ]
+    assert [[part.title for part in layer.parts.values() if part.kind == "mixer"] for layer, _ in found.layers] == [
+        ["Multi-head attention"],
+        ["Multi-head attention", "Cross-attention"],
+    ]
+    cost = found.cost
+    assert sum(part.params * n for part, n in parts(found)) == cost.params
+    assert sum(part.flops * n for part, n in parts(found)) / 2 == pytest.approx(cost.flops_per_token, rel=1e-12)
+    of_decoder = [layer for layer, _ in found.layers[found.n_encoder :]]
+    assert 2 * sum(part.state or 0 for part in of_decoder[0].parts.values()) == cost.kv_bytes + cost.kv_bytes_source
+    assert found.layers[1][0].stages[2] == Sum((), (), (("cross_attention",),))
+    words = picture(found)
+    assert all(text in words for text in ("block, encoder", "the source, to every cross-attention"))
 
 
 def test_equal_layers_are_one_and_others_stand_in_their_order() -> None:

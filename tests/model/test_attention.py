@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from llama_lab.model.attention import GroupedQueryAttention, must_repeat_heads, reference_attention
 from llama_lab.model.attention_context import AttentionContext
 from llama_lab.model.encoding import Position
-from llama_lab.model.mixer import call
 from llama_lab.model.norm import RMSNorm
+from llama_lab.model.tower import call
 from tests.composing import compose_config, decoder, kinds, lively, options, softmaxes
 
 T, N_HEADS, HEAD_DIM, DIM = 12, 6, 8, 40  # dim is not n_heads * head_dim, and n_heads is no power of two

@@ -19,7 +19,6 @@ from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from llama_lab.model.encoding import Position
-from llama_lab.model.mixer import call
 from llama_lab.model.position import (
     Alibi,
     Learned,
@@ -32,6 +31,7 @@ from llama_lab.model.position import (
     Sinusoidal,
     YarnScaling,
 )
+from llama_lab.model.tower import call
 from tests.composing import compose_config, decoder, options
 
 CPU = torch.device("cpu")

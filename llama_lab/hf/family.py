@@ -25,7 +25,7 @@ ATTENTION = {
     MIXER: GROUPED,
     **dict.fromkeys((f"attention.{part}_bias" for part in ("query", "key", "value", "output")), False),
     **dict.fromkeys(f"attention.{part}" for part in ("window", "chunk", "prefix", "softcap", "gate", "value_residual")),
-    **dict.fromkeys(f"attention.{part}" for part in ("scale", "temperature", "clip_qkv", "qk_norm", "qk_bias")),
+    **dict.fromkeys(f"attention.{part}" for part in ("scale", "temperature", "clip_qkv", "qk_norm", "qk_bias", "conv")),
     "attention.qk_gain": "shared",
     "attention.qk_norm_rotated": False,
     "attention.sinks": False,

@@ -1,11 +1,14 @@
 """Self-attention `(B, T, dim) -> (B, T, dim)`: multi-head, grouped-query and multi-query."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention_context import CAUSAL, AttentionContext, MaskRule
 from .attention_options import VALUES, Sinks, ValueResidual, check_qk_norm, norm_of_heads
+from .convolution import ShortConv
 from .encoding import HOOKS, Position, Relation, has_hook, rotate
 from .init import ResidualOutput, check_positive
 from .mixer import Mixer, linear_flops, require_kv_heads
@@ -166,6 +169,7 @@ class GroupedQueryAttention(SoftmaxAttention):
         2025, section 2.2, G1): "head" with one number per head, "element" with one per dimension (Qwen3-Next).
     sinks: one more key of zeros with a trained score per head; see `Sinks`.
     value_residual: weight of the first layer's values in those of later layers; see `ValueResidual`.
+    conv: width of short convolutions of queries, keys and values, which are added to them (Allen-Zhu 2025, canon B).
     kernel: "sdpa" is PyTorch's fused attention, "reference" the written-out one, "auto" the fused one if possible.
     causal: False in an encoder, whose queries see both sides.
     """
@@ -199,6 +203,7 @@ class GroupedQueryAttention(SoftmaxAttention):
         gate: str | None = None,
         sinks: bool = False,
         value_residual: float | str | None = None,
+        conv: int | None = None,
         kernel: str = "auto",
         layer: int = 0,
         n_layers: int = 1,
@@ -227,6 +232,10 @@ class GroupedQueryAttention(SoftmaxAttention):
         self.query = nn.Linear(dim, n_heads * head_dim, bias=query_bias)
         self.key = nn.Linear(dim, n_kv_heads * head_dim, bias=key_bias)
         self.value = nn.Linear(dim, n_kv_heads * head_dim, bias=value_bias)
+        self.convs = nn.ModuleDict()
+        if conv is not None:
+            for part in ("query", "key", "value"):
+                self.convs[part] = ShortConv(getattr(self, part).out_features, conv)
         self.output = ResidualOutput(n_heads * head_dim, dim, bias=output_bias)
         self.output_gate: nn.Linear | None = None
         if gate is not None:
@@ -252,7 +261,8 @@ class GroupedQueryAttention(SoftmaxAttention):
 
     def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Attend from each token of `x (B, T, D)` to the keys it may see, in `x` and in `state`."""
-        query, key, value = self._heads(x)
+        cache, pasts = self._parts(state)
+        query, key, value = self._heads(x, context, pasts)
         if self.keeps_values:
             context.shared[VALUES] = value
         if self.value_residual is not None:
@@ -263,10 +273,9 @@ class GroupedQueryAttention(SoftmaxAttention):
             query, key = self.query_norm(query), self.key_norm(key)
         query = apply_temperature(query, self.temperature, context)
         lookup = None
-        if state is not None:
-            assert isinstance(state, LayerCache)
-            lookup = context.lookup(state.slots)
-            key, value = (seen.type_as(query) for seen in state.update(key, value, lookup))
+        if cache is not None:
+            lookup = context.lookup(cache.slots)
+            key, value = (seen.type_as(query) for seen in cache.update(key, value, lookup))
         mixed = self.attend(query, key, value, context, lookup).transpose(1, 2)
         if self.output_gate is not None:
             mixed = mixed * self.output_gate(x).sigmoid().unflatten(2, (self.n_heads, -1))
@@ -296,15 +305,28 @@ class GroupedQueryAttention(SoftmaxAttention):
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> LayerCache:
         """An empty cache for `length` tokens; with a window or chunks, for at most as many tokens as these span."""
         slots = min(length, self.mask_rule.reach or length)
-        return new_layer_cache(batch_size, self.n_kv_heads, slots, self.head_dim, dtype, device)
+        cache = new_layer_cache(batch_size, self.n_kv_heads, slots, self.head_dim, dtype, device)
+        kind = torch.float32 if dtype == torch.int8 else dtype
+        convs: Any = self.convs.values()
+        return LayerCache([*cache.tensors, *(conv.new_past(batch_size, device, kind) for conv in convs)])
 
     def state_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of one token's keys and values."""
-        return self.state_bytes(1, dtype)
+        return new_layer_cache(1, self.n_kv_heads, 1, self.head_dim, dtype, "meta").nbytes
 
-    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _parts(self, state: State | None) -> tuple[LayerCache | None, list[Tensor | None]]:
+        """The cache in a state, and what the convolutions have seen."""
+        if state is None:
+            return None, [None] * len(self.convs)
+        end = len(state.tensors) - len(self.convs)
+        return LayerCache(state.tensors[:end]), [*state.tensors[end:]]
+
+    def _heads(self, x: Tensor, context: AttentionContext, pasts: list[Tensor | None]) -> tuple[Tensor, ...]:
         """Project `x (B, T, D)` to query `(B, H, T, Dh)`, key and value `(B, Hkv, T, Dh)`."""
         query, key, value = self.query(x), self.key(x), self.value(x)
+        if self.convs:
+            parts = zip((query, key, value), self.convs.values(), pasts, strict=True)
+            query, key, value = (part + conv(part, context, past) for part, conv, past in parts)
         if self.clip_qkv is not None:
             query, key, value = (p.clamp(-self.clip_qkv, self.clip_qkv) for p in (query, key, value))
         if self.qk_norm == "projection":

@@ -47,7 +47,7 @@ class ShortConv(nn.Conv1d):
 
     def flops_per_token(self, seq_len: int) -> float:
         """Twice the weights, each of which meets one number per token."""
-        return 2 * self.weight.numel()
+        return linear_flops(self)
 
     def active_params(self) -> int:
         """Parameters that one token uses: all."""
@@ -79,7 +79,7 @@ class GatedConv(Mixer):
 
     def flops_per_token(self, seq_len: int) -> float:
         """Of projections and convolution."""
-        return self.conv.flops_per_token(seq_len) + linear_flops(self)
+        return linear_flops(self)
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> State:
         """The last tokens that the convolution sees."""

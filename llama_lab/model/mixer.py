@@ -102,8 +102,8 @@ def require_kv_heads(n_kv_heads: int, wanted: int, rule: str) -> None:
 
 
 def linear_flops(module: nn.Module) -> int:
-    """FLOPs per token of all linear maps of a module, each used once."""
-    return sum(2 * part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear))
+    """FLOPs per token of all linear maps and convolutions of a module, each used once."""
+    return sum(2 * part.weight.numel() for part in module.modules() if isinstance(part, nn.Linear | nn.Conv1d))
 
 
 def class_name(module: nn.Module) -> str:

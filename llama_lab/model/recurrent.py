@@ -85,15 +85,12 @@ class Recurrent(Mixer):
 
     def flops_per_token(self, seq_len: int) -> float:
         """Of projections, convolutions and the recurrence."""
-        return self._others(seq_len) + self.n_heads * recurrence_flops(self.key_dim, self.value_dim, self.delta)
+        return linear_flops(self) + self.n_heads * recurrence_flops(self.key_dim, self.value_dim, self.delta)
 
     def flops_per_token_dense(self, seq_len: int) -> float:
         """The same, with the recurrence in chunks."""
         of_head = chunked_flops(self.key_dim, self.value_dim, self.delta, seq_len, self.chunk_size)
-        return self._others(seq_len) + self.n_heads * of_head
-
-    def _others(self, seq_len: int) -> float:
-        return linear_flops(self) + sum(conv.flops_per_token(seq_len) for conv in self.convs)
+        return linear_flops(self) + self.n_heads * of_head
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> State:
         """The matrices in float32, whatever the `dtype`, and the last tokens that convolutions see."""
@@ -222,7 +219,10 @@ class LinearAttention(Recurrent):
         if self.normalise:
             value = F.pad(value.to(kind), (0, 1), value=1.0)
         out = self.recur(query, key, value, self._decay(query), context, state)
-        out = (out[..., :-1] / out[..., -1:]).type_as(x) if self.norm is None else self.norm(out)
+        if self.norm is not None:
+            out = self.norm(out)
+        else:  # by a positive number, also where all weights are too small for float32
+            out = (out[..., :-1] / out[..., -1:].clamp(min=torch.finfo(kind).tiny)).type_as(x)
         out = out.flatten(2)
         return self.output(out if self.gate is None else self.gate(out, x))  # type: ignore[no-any-return]
 

@@ -90,7 +90,7 @@ def pool_heads(source: Decoder, target: Decoder, kv_heads: str) -> dict[str, Ten
         assert isinstance(ours, GroupedQueryAttention)
         for name, tensor in theirs.state_dict().items():
             per_head = len(tensor) == theirs.n_kv_heads * theirs.head_dim
-            if per_head and name.startswith(("key.", "value.", "key_norm.")):
+            if per_head and re.match(r"(convs\.)?(key|value)\.|key_norm\.", name):
                 groups = tensor.float().view(
                     ours.n_kv_heads, -1, theirs.head_dim, *tensor.shape[1:]
                 )  # (Hkv, H / Hkv, Dh, D)

@@ -110,6 +110,7 @@ OBSTACLES = {
     "model.embedding.scale=2": ["embedding.scale=2 (1.0)"],
     "attention=mla": ["attention=LatentAttention (GroupedQueryAttention)"],
     "model.attention.value_residual=learned": ["attention.value_residual=learned (null)"],
+    "model.attention.conv=4": ["attention.conv=4 (null)"],
     "model.attention.sinks=true": ["attention.sinks=true (false)"],
     "model.attention.gate=head": ["attention.gate=head (null)"],
 }

@@ -36,6 +36,8 @@ VARIANTS = {
     "qk norm": ("attention=mha_qk_norm",),
     "gate and values": ("attention=gqa", "model.attention.gate=head", "model.attention.value_residual=learned"),
     "sinks": (*WINDOW, "model.attention.sinks=true"),
+    "convolutions": ("attention=gqa", "model.attention.conv=4"),
+    "convolutions in a window": (*WINDOW, "model.attention.conv=3", "model.attention.qk_norm=projection"),
     "temperature": ("attention=gqa_step_temperature", "model.attention.temperature.step=4"),
     "scalars": (
         *("attention=mha_log_temperature", "model.attention.window=5", "model.attention.scale=0.2"),

@@ -85,16 +85,30 @@ def test_a_gate_per_head_multiplies_heads_by_a_sigmoid_of_the_input() -> None:
     torch.testing.assert_close(layer(x, context), output(plain(x, context) * gates))
 
 
+def test_short_convolutions_add_earlier_queries_keys_and_values_to_each() -> None:
+    layer = lively("attention=gqa", "model.attention.conv=3").blocks[0].attention
+    x, context = torch.randn(2, 7, 32), AttentionContext(Position(), torch.arange(7))
+    for part, heads in zip(("query", "key", "value"), layer._heads(x, context, [None] * 3), strict=True):
+        p, weights = getattr(layer, part)(x), layer.convs[part].weight[:, 0]
+        expected = [
+            p[:, t] + sum(weights[:, 2 - lag] * p[:, t - lag] for lag in range(min(t + 1, 3))) for t in range(7)
+        ]
+        torch.testing.assert_close(heads.transpose(1, 2).flatten(2), torch.stack(expected, 1))
+    plain = decoder("attention=gqa").blocks[0].attention
+    assert layer.flops_per_token(9) - plain.flops_per_token(9) == 2 * 3 * (32 + 16 + 16)
+
+
 def test_each_adds_its_parameters_and_changes_no_other_s_initial_value() -> None:
     plain = dict(decoder("model.n_layers=3").named_parameters())
     switched = decoder(
         *("model.n_layers=3", "model.attention.gate=element"),
-        *("model.attention.sinks=true", "model.attention.value_residual=learned"),
+        *("model.attention.sinks=true", "model.attention.value_residual=learned", "model.attention.conv=4"),
     )
     found = dict(switched.named_parameters())
     assert all(torch.equal(found[name], p) for name, p in plain.items())
     kinds = {name.split("attention.")[1]: p.numel() for name, p in found.items() if name not in plain}
-    assert kinds == {"output_gate.weight": 32 * 32, "sinks.logits": 4, "value_residual.weights": 2}
+    convs = {f"convs.{part}.weight": 4 * 32 for part in ("query", "key", "value")}
+    assert kinds == {"output_gate.weight": 32 * 32, "sinks.logits": 4, "value_residual.weights": 2} | convs
     assert "blocks.0.attention.value_residual.weights" not in found
 
 

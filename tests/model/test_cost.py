@@ -87,7 +87,8 @@ def test_embeddings_positions_and_the_head_are_not_counted_as_non_embedding() ->
 
 
 COUNTED = [
-    *(overrides for variant, overrides in VARIANTS.items() if variant != "scalars"),
+    # without the gradients of depthwise convolutions, in which PyTorch's counter takes all channels for each
+    *(overrides for variant, overrides in VARIANTS.items() if variant != "scalars" and "conv" not in variant),
     *PATTERNS.values(),
     *((f"arch={arch}",) for arch in ("gemma2", "vanilla", "bloom", "gpt_neox", "olmo2")),
     ("arch=falcon", "model.n_layers=3"),

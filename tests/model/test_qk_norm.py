@@ -14,6 +14,7 @@ from llama_lab.model.encoding import Position
 from tests.composing import decoder
 
 HEADS, KV_HEADS, WIDTH, T = 4, 2, 8, 6
+CONTEXT = AttentionContext(Position(), torch.arange(1))  # which nothing reads without convolutions
 LAYER = ("attention=gqa", f"model.n_kv_heads={KV_HEADS}", "norm=layernorm")
 # Parameters of the two norms in a layer with the model's LayerNorm, which has a bias.
 KINDS = {
@@ -55,7 +56,7 @@ def test_each_kind_equals_a_loop_over_heads_and_has_its_parameters(kind: tuple[s
     settings: dict[str, Any] = {"qk_norm": qk_norm, "qk_gain": gain, "qk_bias": "null" if bias is None else bias}
     overrides = [f"model.attention.{key}={value}" for key, value in settings.items()]
     layer, x = layer_of(*overrides), torch.randn(2, T, 32, generator=torch.Generator().manual_seed(1))
-    query, key, _ = layer._heads(x)
+    query, key, _ = layer._heads(x, CONTEXT, [])
     torch.testing.assert_close(query, by_hand(layer.query(x), layer.query_norm, qk_norm, gain))
     torch.testing.assert_close(key, by_hand(layer.key(x), layer.key_norm, qk_norm, gain))
     plain, normed = (measure_cost(decoder(*LAYER, *more)) for more in ([], overrides))
@@ -66,11 +67,15 @@ def test_each_kind_equals_a_loop_over_heads_and_has_its_parameters(kind: tuple[s
 
 def test_clipping_bounds_queries_keys_and_values_before_their_norm() -> None:
     layer, x = layer_of("model.attention.clip_qkv=0.3"), 10 * torch.randn(2, T, 32)
-    for clipped, linear in zip(layer._heads(x), (layer.query, layer.key, layer.value), strict=True):
+    for clipped, linear in zip(
+        layer._heads(x, CONTEXT, []),
+        (layer.query, layer.key, layer.value),
+        strict=True,
+    ):
         expected = linear(x).clamp(-0.3, 0.3).unflatten(-1, (-1, WIDTH)).transpose(1, 2)
         assert torch.equal(clipped, expected)
     normed = layer_of("model.attention.clip_qkv=0.3", "model.attention.qk_norm=head")
-    query, _, _ = normed._heads(x)
+    query, _, _ = normed._heads(x, CONTEXT, [])
     expected = by_hand(normed.query(x).clamp(-0.3, 0.3), normed.query_norm, "head", "shared")
     torch.testing.assert_close(query, expected, rtol=1e-4, atol=1e-5)
 

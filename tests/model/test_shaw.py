@@ -8,6 +8,8 @@ from torch import Tensor
 
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention
+from llama_lab.model.attention_context import AttentionContext
+from llama_lab.model.encoding import Position
 from llama_lab.model.shaw import Shaw
 from tests.composing import decoder, lively
 
@@ -36,7 +38,8 @@ def test_attention_equals_the_papers_sums(per_head: bool, values: bool, n_kv_hea
     mixer, tables = model.mixers[0], model.position_at(0)
     assert isinstance(mixer, GroupedQueryAttention)
     x = torch.randn(2, 18, 32, generator=torch.Generator().manual_seed(0))
-    query, key, value = (part.double() for part in mixer._heads(x))
+    context = AttentionContext(Position(), torch.arange(18))
+    query, key, value = (part.double() for part in mixer._heads(x, context, []))
     a_key, a_value = (
         torch.zeros(1) if table is None else table.weight.double().view(CLIP + 1, -1, 8).expand(-1, 4, -1)
         for table in (tables.keys, tables.values)

@@ -44,12 +44,13 @@ def test_experts_start_as_copies_of_a_feed_forward_or_at_random_and_it_must_be_s
 @pytest.mark.parametrize("how", ["mean", "first"])
 @pytest.mark.parametrize("kv", [["attention=mqa"], ["attention=gqa", "model.n_kv_heads=2"]])
 def test_key_and_value_heads_are_pooled_within_the_groups_that_share_them(how: str, kv: list[str]) -> None:
-    source = lively(*EVERYTHING)
-    target = decoder(*kv, "model.attention.key_bias=true", "model.attention.value_bias=true")
+    source = lively(*EVERYTHING, "model.attention.conv=2")
+    keys = ("key_bias=true", "value_bias=true", "conv=2")
+    target = decoder(*kv, *(f"model.attention.{key}" for key in keys))
     done = transfer(source, target, how)
     n_kv_heads = target.mixers[0].n_kv_heads
     for layer in range(2):
-        for part in ("key.weight", "key.bias", "value.weight", "value.bias"):
+        for part in ("key.weight", "key.bias", "value.weight", "value.bias", "convs.key.weight", "convs.value.weight"):
             name = f"blocks.{layer}.attention.{part}"
             assert name in done.pooled
             expected = pooled_by_hand(source.state_dict()[name], n_kv_heads, 8, how)

@@ -170,6 +170,8 @@ class EncoderDecoder(Decoder):
             raise ValueError(
                 "document_start_id: an encoder sees all documents of a source; set data.document_mask=false"
             )
+        if hasattr(self.weight_init, "branch_gain"):
+            raise ValueError(f"init={type(self.weight_init).__name__}: it is for decoders alone; choose init=xavier")
         if self.max_seq_len < 2:
             raise ValueError(f"max_seq_len={self.max_seq_len}: half of it is the source; make it at least 2")
 

@@ -49,7 +49,14 @@ def check_memory(run: Run, model: Decoder) -> None:
     itemsize = 2 if hardware.precision == "bf16-true" else 4
     weights = count(model) * itemsize * (2 if cfg.train.ema is None else 3)
     rows = cfg.train.micro_batch_size or cfg.train.batch_size // hardware.world_size
-    inputs = rows * model.max_seq_len * model.dim * len(model.blocks) * (4 if hardware.precision == "32-true" else 2)
+    inputs = (
+        rows
+        * model.max_seq_len
+        // len(model.towers)
+        * model.dim
+        * len(model.all_blocks)
+        * (4 if hardware.precision == "32-true" else 2)
+    )
     shards = hardware.world_size if hardware.sharded else 1
     room = device_memory(hardware.torch_device)
     if weights / shards + inputs > room / 4:  # states of more than three times this are unknown
@@ -110,8 +117,9 @@ def check_components(cfg: DictConfig, hardware: Hardware) -> None:
         tokens = tokens[:, : cfg.model.max_seq_len]
         check_positions(model, tokens.shape[1], cfg.model.n_heads)
         check_training(model.train(), tokens)
-        with torch.no_grad():
-            check_reading(model.eval(), tokens, tolerance)
+        if len(model.towers) == 1:  # what reads a source, `check_training` has given one
+            with torch.no_grad():
+                check_reading(model.eval(), tokens, tolerance)
         with torch.device("meta"):
             model_cost(build_model(small, VOCAB, BORDER))
 
@@ -150,7 +158,8 @@ def check_positions(model: Decoder, length: int, n_heads: int) -> None:
 
 def check_training(model: Decoder, tokens: Tensor) -> None:
     """Raise ConfigError unless forward and backward passes keep shapes and give finite numbers."""
-    loss = F.cross_entropy(outputs_of(model, [tokens])["."].float().flatten(0, 1), tokens.flatten())
+    sources = [tokens] if len(model.towers) > 1 else []
+    loss = F.cross_entropy(outputs_of(model, [tokens], None, *sources)["."].float().flatten(0, 1), tokens.flatten())
     loss.backward()  # type: ignore[no-untyped-call]
     if not loss.isfinite():
         raise ConfigError(f"model: the loss is {loss.item():g} before the first step; check the initial values")
@@ -189,7 +198,7 @@ def check_reading(model: Decoder, tokens: Tensor, tolerance: float) -> None:
         raise fault(name, mixer, "loses the state of single sequences; write into its tensors in place")
 
 
-def outputs_of(model: Decoder, chunks: list[Tensor], state: DecoderState | None = None) -> Outputs:
+def outputs_of(model: Decoder, chunks: list[Tensor], state: DecoderState | None = None, *given: Tensor) -> Outputs:
     """Outputs of every part for the chunks of a text, concatenated along time; `.` is the logits.
 
     Raises ConfigError for a part whose output has another shape than its input.
@@ -206,7 +215,7 @@ def outputs_of(model: Decoder, chunks: list[Tensor], state: DecoderState | None 
     with ExitStack() as hooks:
         for name, part in parts(model):
             hooks.enter_context(part.register_forward_hook(partial(keep, name)))
-        logits = [model(chunk, state) for chunk in chunks]
+        logits = [model(chunk, state, *given) for chunk in chunks]
     return {name: torch.cat(outputs, 1) for name, outputs in {**found, ".": logits}.items()}
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import T5Config, T5ForConditionalGeneration
 
 from llama_lab.config.components import build_model
 from llama_lab.model import EncoderDecoder, generate, measure_cost
@@ -144,6 +145,7 @@ REFUSED = {
     "attention=linear position=none": "model.attention=llama_lab.model.recurrent.",
     "model.attention.prefix=4": "model.attention.prefix=4: an encoder-decoder has a source instead",
     "data.document_mask=true": "model.document_start_id: an encoder sees all documents",
+    "init=deepnorm": "model.init=DeepNorm: it is for decoders alone",
     "model.encoder_layers=0": "model.encoder_layers=0: must be positive",
     "model.max_seq_len=1": "model.max_seq_len=1: half of it is the source",
 }
@@ -163,3 +165,34 @@ def test_a_text_without_a_source_and_a_source_in_int8_are_refused() -> None:
         model(TOKENS)
     with pytest.raises(ValueError, match=r"^cross_attention: cannot keep a source in int8"):
         model.new_state(1, 4, torch.int8)
+
+
+@torch.no_grad()
+def test_it_equals_t5_of_transformers() -> None:
+    """With relative biases both ways in the encoder, unscaled scores, and logits scaled by 1 / sqrt(dim)."""
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 128, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4}
+    config = T5Config(vocab_size=97, relative_attention_num_buckets=8, relative_attention_max_distance=20, **sizes)
+    config.dropout_rate = 0.0
+    torch.manual_seed(0)
+    theirs = T5ForConditionalGeneration(config).eval()
+    model = decoder(
+        *(FAMILY, "block=prenorm", "position=relative", "ffn=relu", "embedding=tied", "attention=mha"),
+        *("model.n_layers=2", "model.encoder_layers=3", "model.hidden_dim=128", "model.norm.eps=1e-6"),
+        *("model.attention.scale=1", "model.cross_attention.scale=1", f"model.embedding.logit_scale={32**-0.5}"),
+        *("model.position.n_buckets=8", "model.position.max_distance=20"),
+    ).eval()
+    names = {"q": "query", "k": "key", "v": "value", "o": "output", "wi": "up", "wo": "down"}
+    for tower, stack in ((model.encoder, theirs.encoder), (model, theirs.decoder)):
+        tower.norm.weight.copy_(stack.final_layer_norm.weight)
+        tower.position.table.weight.copy_(stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight)
+        for block, layers in zip(tower.blocks, stack.block, strict=True):
+            parts = ["attention", "ffn"] if tower is model.encoder else ["attention", "cross_attention", "ffn"]
+            for part, layer in zip(parts, layers.layer, strict=True):
+                getattr(block, f"{part}_norm").weight.copy_(layer.layer_norm.weight)
+                for name, linear in layer.named_modules():
+                    if isinstance(linear, nn.Linear):
+                        getattr(getattr(block, part), names[name.split(".")[-1]]).weight.copy_(linear.weight)
+    model.embedding.tokens.weight.copy_(theirs.shared.weight)
+    mask = (torch.arange(9) < torch.tensor([[9], [5]])).long()
+    expected = theirs(input_ids=SOURCE, attention_mask=mask, decoder_input_ids=TOKENS).logits
+    torch.testing.assert_close(model(TOKENS, None, SOURCE, mask.sum(1)), expected, rtol=1e-4, atol=1e-4)

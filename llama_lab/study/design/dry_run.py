@@ -185,7 +185,8 @@ def flops_per_second(plan: Plan) -> float | None:
         for _ in range(TIMED_STEPS + 1):  # the first is a warm-up
             synchronize(device)
             start = time.perf_counter()
-            loss = F.cross_entropy(model(tokens[:, :-1]).float().flatten(0, 1), tokens[:, 1:].flatten())
+            inputs, targets, *given = model.cut(tokens[:, :-1], tokens[:, 1:])
+            loss = F.cross_entropy(model(inputs, None, *given).float().flatten(0, 1), targets.flatten())
             torch.autograd.backward(loss)
             optimizer.step()
             optimizer.zero_grad()

@@ -253,6 +253,7 @@ class SomeMixers(Setting):
     usual: by their config and our settings, the kind of each layer without a list, and `older`: their names for that.
     mixer: our settings that layers with the mixer always have, of it and of what else differs there. settings: the
     others, of the mixer. kind: their name of such layers. both: whether there must be others with attention, too.
+    numbers: their list of the layers with attention, if they have that in place of `layer_types`.
     """
 
     usual: Callable[[Settings, Settings], list[str]]
@@ -261,15 +262,18 @@ class SomeMixers(Setting):
     older: Sequence[str] = ()
     kind: str = LINEAR
     both: bool = False
+    numbers: str = ""
 
     @property
     def names(self) -> Sequence[str]:
         """All their names of it."""
-        return ("layer_types", *self.older, *(name for setting in self.settings for name in setting.names))
+        within = [name for setting in self.settings for name in setting.names]
+        return (self.numbers or "layer_types", *self.older, *within)
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`; it takes the place of what `ours` holds of attention in the layers without it."""
-        kinds = checked(config.get("layer_types") or self.usual(config, ours), (FULL, self.kind), ours)
+        listed = None if self.numbers else config.get("layer_types")
+        kinds = checked(listed or self.usual(config, ours), (FULL, self.kind), ours)
         if self.both and len({*kinds}) == 1:
             raise ValueError(f"layer_types={kinds}: no switch for layers that are all of one kind")
         usual = {"n_kv_heads": ours["n_heads"], **{key: value for key, value in ours.items() if of_mixer(key)}}
@@ -283,7 +287,9 @@ class SomeMixers(Setting):
     def write(self, ours: Settings) -> Settings:
         """See `Setting`."""
         is_other = [target == self.mixer[MIXER] for target in each(ours, MIXER)]
-        written = {"layer_types": [self.kind if other else FULL for other in is_other]}
+        written: Settings = {"layer_types": [self.kind if other else FULL for other in is_other]}
+        if self.numbers:
+            written = {self.numbers: [layer for layer, other in enumerate(is_other) if not other]}
         if True in is_other:
             written |= merged(setting.write(at_layer(ours, is_other.index(True))) for setting in self.settings)
         return written
@@ -295,6 +301,17 @@ def every(n: int) -> Callable[[Settings, Settings], list[str]]:
     def usual(config: Settings, ours: Settings) -> list[str]:
         interval = number("full_attention_interval", config.get("full_attention_interval", n))
         return [LINEAR if (i + 1) % interval else FULL for i in range(ours["n_layers"])]
+
+    return usual
+
+
+def numbered(name: str, kind: str, is_every: bool) -> Callable[[Settings, Settings], list[str]]:
+    """Attention in the layers that their list `name` has, or `is_every` without one, for `SomeMixers`."""
+
+    def usual(config: Settings, ours: Settings) -> list[str]:
+        layers = config.get(name)
+        layers = range(ours["n_layers"] * is_every) if layers is None else layers
+        return [FULL if layer in layers else kind for layer in range(ours["n_layers"])]
 
     return usual
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from . import llama_families as llama
-from .by_layer import FULL, LINEAR, NOPE, SomeExperts, SomeMixers, every
+from .by_layer import FULL, LINEAR, NOPE, SomeExperts, SomeMixers, every, numbered
 from .expert_families import LLAMA_EXPERTS
 from .family import Family, Weights
 from .rotary import RotaryPosition
@@ -25,6 +25,7 @@ from .settings import (
 from .terms import (
     FFN,
     GEMMA_NORM,
+    LLAMA_ATTENTION,
     MIXTURE,
     RMS_NORM,
     ROUTING,
@@ -212,6 +213,29 @@ MAMBA2 = Family(
 )
 
 
+BAMBA_FFN = ("feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj")
+BAMBA_NORMS, BAMBA_ENDS = ("input_layernorm", "pre_ff_layernorm"), ("model.embed_tokens", "model.final_layernorm")
+BAMBA_NAMES = (
+    "mamba_n_heads mamba_d_head mamba_n_groups mamba_d_state mamba_d_conv mamba_expand mamba_conv_bias mamba_proj_bias"
+)
+BAMBA = llama.BASE.derive(
+    "bamba",
+    "BambaForCausalLM",
+    *llama_sizes(128000, 4096, 32, 32, 262144, 14336, 8),
+    *fields(head_dim=head_width, rms_norm_eps=1e-5, attention_bias=False, mlp_bias=False),
+    RotaryPosition(fraction=0.5, older=("rope_theta",)),
+    SomeMixers(
+        numbered("attn_layer_indices", LINEAR, is_every=False),
+        MAMBA,
+        state_space(BAMBA_NAMES, 256, 1),
+        numbers="attn_layer_indices",
+    ),
+    Unread("mamba_chunk_size|num_logits_to_keep|z_loss_coefficient"),
+    weights=weights("model.layers.#", LLAMA_ATTENTION, BAMBA_NORMS, BAMBA_FFN, BAMBA_ENDS),
+    mixer_weights=state_space_weights("model.layers.#.mamba"),
+)
+
+
 @dataclass(frozen=True)
 class OptionalRotary(RotaryPosition):
     """RoPE, or no position encoding where its theta is null."""
@@ -303,13 +327,6 @@ class RoundedWidth(Setting):
         return {self.names[0]: ours["hidden_dim"], self.names[2]: False}
 
 
-def listed_attention(config: Settings, ours: Settings) -> list[str]:
-    """LFM2's kinds of layers, of a config that lists those with attention, default: all, for `SomeMixers`."""
-    layers = range(ours["n_layers"])
-    listed = config.get("full_attn_idxs")
-    return [FULL if layer in (layers if listed is None else listed) else CONV for layer in layers]
-
-
 CONV = "conv"
 LFM2_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj")
 LFM2_FFN = ("feed_forward.w1", "feed_forward.w3", "feed_forward.w2")
@@ -323,7 +340,7 @@ LFM2 = llama.BASE.derive(
     Value("tie_word_embeddings|tie_embedding", "embedding.tied", True),
     RotaryPosition(1_000_000.0),
     SomeMixers(
-        listed_attention,
+        numbered("full_attn_idxs", CONV, is_every=True),
         component("attention", "convolution.GatedConv"),
         (Value("conv_L_cache", "attention.conv", 3), Value("conv_bias", "attention.bias", False)),
         older=("full_attn_idxs",),

@@ -51,14 +51,15 @@ class RotaryPosition(Setting):
     Scaling "dynamic" starts beyond max_position_embeddings, where our context ends: it is read as none. NTK-aware
     scaling is a larger theta, and written as that. LongRoPE's context ends where its long factors would act.
     fraction: transformers' own; None for a class that turns whole heads, whatever a file says.
-    older: names of theta and fraction outside of `rope_parameters`. absent: `rope_parameters` of a file without any.
+    older: names of theta, and of the fraction if it has one, outside of `rope_parameters`. absent: `rope_parameters` of
+    a file without any.
     kinds: the types of scaling that the class has. original: its own ORIGINAL, which goes before that of the scaling.
     """
 
     theta: float = 10000.0
     fraction: float | None = None
     interleaved: bool = False
-    older: tuple[str, str] = ("rope_theta", "partial_rotary_factor")
+    older: Sequence[str] = ("rope_theta", "partial_rotary_factor")
     absent: Settings = field(default_factory=dict)
     kinds: Sequence[str] = (*SCALINGS, "dynamic")
     original: int | None = None
@@ -73,7 +74,7 @@ class RotaryPosition(Setting):
         nested = nest(below(config, self.names))
         rope = self.merged(nested)
         theta = rope.pop("rope_theta", nested.get(self.older[0], self.theta))
-        fraction = rope.pop("partial_rotary_factor", nested.get(self.older[1], self.fraction))
+        fraction = rope.pop("partial_rotary_factor", nested.get((*self.older, "")[1], self.fraction))
         original = nested.get(ORIGINAL, self.original)
         rope |= {} if original is None else {ORIGINAL: original}
         fraction = 1.0 if self.fraction is None or fraction is None else float(fraction)
@@ -145,7 +146,7 @@ class RotaryPosition(Setting):
             if ours_name == scaling:
                 rope["rope_type"] = kind
                 rope |= {theirs: ours[f"position.scaling.{name}"] for name, (theirs, _) in fields.items()}
-        older = {name: value for name, value in zip(self.older, (theta, fraction), strict=True) if name in self.names}
+        older = {name: value for name, value in zip(self.older, (theta, fraction), strict=False) if name in self.names}
         if rope["rope_type"] == "yarn":
             rope |= write_sharpness(ours)
         if rope["rope_type"] != "default":

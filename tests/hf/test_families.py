@@ -23,6 +23,7 @@ EXPORTED = (
     *("llama, tied, biases, heads of another width", "gpt2", "opt", "gpt_neox", "falcon 40B", "bloom", "mpt", "phi3"),
     *("gemma2", "cohere, QK norm", "stablelm, QK norm", "deepseek_v2, yarn", "apertus"),
     *("qwen3_5, hybrid", "qwen3_next, experts", "lfm2, rounded, biases, untied", "olmo_hybrid, no positions", "mamba2"),
+    "bamba, biases, groups",
     *("mixtral", "qwen3_moe, some experts", "deepseek_v3, experts", "gpt_oss"),
 )
 
@@ -89,6 +90,7 @@ TRAINED = (
     "apertus",
     *("mixtral", "olmoe", "qwen3_moe, some experts", "deepseek_v3, experts", "gpt_oss"),
     *("qwen3_5, hybrid", "qwen3_next, experts", "lfm2, rounded, biases, untied", "olmo_hybrid, no positions", "mamba2"),
+    "bamba, biases, groups",
 )
 
 

@@ -40,6 +40,7 @@ PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
     "gpt_oss": {"num_local_experts": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}},
     "olmo_hybrid": {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
     "lfm2": {"layer_types": [("conv", "conv", "full_attention")[i % 3] for i in range(32)]},
+    "bamba": {"mamba_d_state": 128, "attn_layer_indices": [8, 17, 26]},
     "mamba2": {"n_groups": 1, "tie_word_embeddings": True},
     "granite": {
         "rms_norm_eps": 1e-5,

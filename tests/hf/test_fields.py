@@ -86,7 +86,7 @@ SWITCHES = (
     "model.embedding.logit_scale=2",
     "model.attention.clip_qkv=8",
 )
-HYBRIDS = ("lfm2", "olmo_hybrid", "qwen3_5", "qwen3_next", "mamba2")
+HYBRIDS = ("lfm2", "olmo_hybrid", "qwen3_5", "qwen3_next", "mamba2", "bamba")
 NOT_OF_LATENT_ATTENTION = ("model.attention.softcap=30", "model.attention.clip_qkv=8")
 SIZES = ("model.dim=48", "model.n_layers=2", "model.n_heads=6", "model.max_seq_len=20", "size.n_kv_heads=2")
 QUICK = (

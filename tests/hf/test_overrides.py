@@ -32,6 +32,7 @@ EXPECTED = {
     "lfm2": ["attention=conv", "position=none", "embedding=tied"],
     "qwen3_next": ["attention=gqa_gated", "norm=rmsnorm_offset", "position=rope_half"],
     "qwen3_5, hybrid": ["attention=gated_delta_qwen3_next", "position=none"],
+    "bamba, biases, groups": ["attention=mamba2", "position=none", "model.attention.n_groups=2"],
     "mamba2": ["attention=mamba2", "block=mixer_only", "model.hidden_dim=null", "model.attention.n_groups=2"],
     "smollm3, listed": ["position=none"],
     "glm": ["model.position.interleaved=true", "attention=gqa_qkv_bias"],

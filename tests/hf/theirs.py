@@ -55,6 +55,7 @@ MAMBA2 = {
     **{"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 3, "seq_length": CONTEXT, "pad_token_id": None},
     **{"num_heads": 6, "head_dim": 16, "state_size": 10, "n_groups": 2},
 }
+BAMBA = {"mamba_n_heads": 6, "mamba_d_head": 16, "mamba_d_state": 10}
 SPARSE = {"num_experts": 6, "num_experts_per_tok": 3}
 FEW_DENSE = {"first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
 SHARED = {"shared_expert_intermediate_size": 48}
@@ -204,6 +205,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         WIDE_HEADS | DELTA | HALF | SPARSE | SMALL | FIVE | SHARED | {"mlp_only_layers": [1]},
     ),
     "mamba2": ("mamba2", MAMBA2),
+    "bamba": ("bamba", LLAMA | BAMBA | {"attn_layer_indices": [1]}),
+    "bamba, biases, groups": (
+        "bamba",
+        LLAMA | BAMBA | {"attn_layer_indices": [0], "mamba_n_groups": 2, "attention_bias": True, "mlp_bias": True},
+    ),
     "mamba2, tied, one group": (
         "mamba2",
         MAMBA2 | {"num_heads": 9, "n_groups": 1, "expand": 3, "conv_kernel": 3, "tie_word_embeddings": True},

@@ -53,6 +53,7 @@ PUBLISHED = {
     ("lfm2", "lfm2_1b2", "pattern.attention.at=[2,5,8,10,12,14]"): 1_170_340_608,
     ("qwen3_next", "qwen3_next_80b"): 79_674_391_296,
     ("mamba2", "mamba2_130m"): 128_989_632,
+    ("bamba", "bamba_9b"): 9_780_235_392,
 }
 # Of one token, the token table included
 ACTIVE = {

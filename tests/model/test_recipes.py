@@ -119,7 +119,7 @@ NORMED = (
     "qwen3",
     "qwen3_moe",
 )  # in other places than blocks, too
-HYBRIDS = ("lfm2", "olmo_hybrid", "qwen3_5", "qwen3_next")  # whose recurrent layers take no positions
+HYBRIDS = ("bamba", "lfm2", "olmo_hybrid", "qwen3_5", "qwen3_next")  # whose recurrent layers take no positions
 ADDED = ("learned", "sinusoidal", "sinusoidal_concatenated")
 RECURRENT = [option for option in options("attention") if option not in softmaxes()]
 REFUSED = {

@@ -211,7 +211,7 @@ class SomeExperts(Setting):
     def names(self) -> Sequence[str]:
         """All their names of it."""
         within = [name for setting in (*self.sparse, *self.plain) for name in setting.names]
-        return (self.dense.name, *[self.step] * bool(self.step), *within)
+        return (*self.dense.names, *[self.step] * bool(self.step), *within)
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""

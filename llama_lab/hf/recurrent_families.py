@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from . import llama_families as llama
-from .by_layer import FULL, LINEAR, NOPE, SomeExperts, SomeMixers, every, numbered
+from .by_layer import BIAS_STEP, FULL, LINEAR, NOPE, SomeExperts, SomeMixers, every, numbered
 from .expert_families import LLAMA_EXPERTS
-from .family import Family, Weights
+from .family import Family, Fusion, Weights
 from .rotary import RotaryPosition
 from .settings import (
     INFINITY,
+    DenseByKind,
     DenseLayers,
     Fixed,
     Multiple,
+    Positive,
     Setting,
     Settings,
     Unread,
@@ -24,6 +26,8 @@ from .settings import (
 )
 from .terms import (
     FFN,
+    GATE_AND_UP,
+    GATE_UP,
     GEMMA_NORM,
     LLAMA_ATTENTION,
     MIXTURE,
@@ -33,11 +37,13 @@ from .terms import (
     activation,
     block,
     component,
+    expert_weights,
     fields,
     head_width,
     joined,
     like,
     llama_sizes,
+    of_each_expert,
     sizes,
     weights,
 )
@@ -361,4 +367,76 @@ LFM2 = llama.BASE.derive(
         "blocks.#.attention.conv.*": "model.layers.#.conv.conv.*",
         "blocks.#.attention.output.*": "model.layers.#.conv.out_proj.*",
     },
+)
+
+
+def kimi_layers(config: Settings, ours: Settings) -> list[str]:
+    """Kimi Linear's kinds of layers, by lists that count from 1, default: every fourth with attention, from the fifth.
+
+    Either for `SomeMixers`; a layer in no list has no kind.
+    """
+    layers = range(ours["n_layers"])
+    linear, full = (config.get(f"linear_attn_config.{name}") for name in ("kda_layers", "full_attn_layers"))
+    if linear is None or full is None:
+        return [FULL if layer and layer % 4 == 0 else LINEAR for layer in layers]
+    return [LINEAR if layer + 1 in linear else FULL if layer + 1 in full else "none" for layer in layers]
+
+
+KIMI_FFN, KIMI_ATTENTION = "model.layers.#.block_sparse_moe", "model.layers.#.self_attn"  # as they save dense ones, too
+RATES = Fusion(lambda tensor, _: (tensor.flatten(),), lambda parts, _: parts[0].view(1, 1, -1, 1))
+KIMI_LINEAR = llama.DEEPSEEK_V3.derive(
+    "kimi_linear",
+    "KimiLinearForCausalLM",
+    *fields(vocab_size=163840, hidden_size=2304, num_hidden_layers=27, num_attention_heads=32, rms_norm_eps=1e-5),
+    *fields(q_lora_rank=lambda _: None),  # of None itself, a rank would be written as a float
+    Value("max_position_embeddings|model_max_length", "max_seq_len", 1048576),
+    SomeExperts(
+        DenseByKind("mlp_layer_types|first_k_dense_replace", 1),
+        MIXTURE | {"experts.scores": "sigmoid", "experts.balance_bias": BIAS_STEP},
+        sparse=(
+            *fields(moe_intermediate_size=1024, routed_scaling_factor=2.446, topk_group=1),
+            Value("num_experts_per_tok|num_experts_per_token", "experts.top_k", 8),
+            Value("norm_topk_prob|moe_renormalize", "experts.normalise", True, nullable=True),
+            Value("n_group|num_expert_group", "experts.n_groups", 1),
+            Positive("n_shared_experts|num_shared_experts", "experts.n_shared", 1),
+            Value("num_local_experts|num_experts", "experts.n_experts", 256),
+        ),
+        plain=fields(intermediate_size=9216),
+    ),
+    SomeMixers(
+        kimi_layers,
+        DELTA | {"attention.decay": "channel", "attention.gate": "sigmoid"},
+        (
+            Value("linear_head_dim|linear_attn_config.head_dim", ("attention.key_dim", "attention.value_dim"), 128),
+            Value(
+                "linear_num_heads|linear_attn_config.num_heads", ("attention.key_heads", "attention.value_heads"), 32
+            ),
+            Value("linear_conv_kernel_dim|linear_attn_config.short_conv_kernel_size", "attention.conv", 4),
+            Fixed("hidden_act", "silu"),  # of convolutions, too
+        ),
+        older=("linear_attn_config",),
+    ),
+    Unread("head_dim"),
+    Unread("tie_word_embeddings", False),  # their head is never the token table
+    Unread("moe_router_activation_func|use_grouped_topk|mla_use_nope"),
+    without=("first_k_dense_replace", "rope_parameters", "rope_interleave"),
+    recipe=NOPE | {"attention.scale": None},
+    weights={
+        **{f"blocks.#.ffn.{part}.*": f"{KIMI_FFN}.{part}_proj.*" for part in FFN},
+        **{f"blocks.#.ffn.shared.{part}.*": f"{KIMI_FFN}.shared_experts.{part}_proj.*" for part in FFN},
+        **expert_weights(KIMI_FFN, ("w1", "w3", "w2"), "gate"),
+        "blocks.#.ffn.choice_bias": f"{KIMI_FFN}.gate.e_score_correction_bias",
+    },
+    other_weights={
+        GATE_AND_UP: (f"{KIMI_FFN}.experts.gate_up_proj", of_each_expert(GATE_UP)),
+        "blocks.#.ffn.experts.down.weight": f"{KIMI_FFN}.experts.down_proj",
+        CONVS: (f"{KIMI_ATTENTION}.conv1d.*", QUERIES_KEYS_VALUES),
+    },
+    mixer_weights={
+        **apart(KIMI_ATTENTION),
+        "blocks.#.attention.decay.rate": (f"{KIMI_ATTENTION}.A_log", RATES),
+        **{f"blocks.#.attention.gate.project.{i}.*": f"{KIMI_ATTENTION}.g_{ab}_proj.*" for i, ab in enumerate("ab")},
+        **{f"blocks.#.attention.decay.step.{i}.*": f"{KIMI_ATTENTION}.f_{ab}_proj.*" for i, ab in enumerate("ab")},
+    },
+    renamed={r"\.mlp\.": ".block_sparse_moe.", r"\.forget_gate\.": "."},
 )

@@ -278,6 +278,23 @@ class DenseLayers(Setting):
 
 
 @dataclass(frozen=True)
+class DenseByKind(DenseLayers):
+    """The layers without experts by the kind of each, or in older files how many of the first."""
+
+    def layers(self, config: Settings) -> Sequence[int]:
+        """See `DenseLayers`."""
+        listed, older = self.names
+        kinds = config.get(listed)
+        if kinds is None:
+            return range(config.get(older, self.default))
+        return [layer for layer, kind in enumerate(kinds) if kind != "sparse"]
+
+    def written(self, dense: Sequence[bool]) -> Settings:
+        """See `DenseLayers`."""
+        return {self.names[0]: ["dense" if is_dense else "sparse" for is_dense in dense]}
+
+
+@dataclass(frozen=True)
 class Unread(Setting):
     """Settings without influence on the logits, and the value with which they are `written`, if at all."""
 

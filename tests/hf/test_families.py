@@ -24,6 +24,7 @@ EXPORTED = (
     *("gemma2", "cohere, QK norm", "stablelm, QK norm", "deepseek_v2, yarn", "apertus"),
     *("qwen3_5, hybrid", "qwen3_next, experts", "lfm2, rounded, biases, untied", "olmo_hybrid, no positions", "mamba2"),
     "bamba, biases, groups",
+    "kimi_linear, listed",
     *("mixtral", "qwen3_moe, some experts", "deepseek_v3, experts", "gpt_oss"),
 )
 
@@ -91,6 +92,7 @@ TRAINED = (
     *("mixtral", "olmoe", "qwen3_moe, some experts", "deepseek_v3, experts", "gpt_oss"),
     *("qwen3_5, hybrid", "qwen3_next, experts", "lfm2, rounded, biases, untied", "olmo_hybrid, no positions", "mamba2"),
     "bamba, biases, groups",
+    "kimi_linear, listed",
 )
 
 

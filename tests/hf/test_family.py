@@ -39,6 +39,7 @@ PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"norm_topk_prob": True},
     "gpt_oss": {"num_local_experts": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 150000.0}},
     "olmo_hybrid": {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
+    "kimi_linear": {"layer_types": [("linear_attention", "full_attention")[i % 4 == 3] for i in range(27)]},
     "lfm2": {"layer_types": [("conv", "conv", "full_attention")[i % 3] for i in range(32)]},
     "bamba": {"mamba_d_state": 128, "attn_layer_indices": [8, 17, 26]},
     "mamba2": {"n_groups": 1, "tie_word_embeddings": True},
@@ -72,7 +73,7 @@ def test_a_recipe_is_the_default_of_its_family_but_for_sizes(recipe: str) -> Non
 
 
 def test_every_recipe_fits_the_class_of_its_family() -> None:
-    assert set(options("arch")) - RECIPES.keys() == {"vanilla", "palm"}  # which have none
+    assert set(options("arch")) - RECIPES.keys() == {"transformer2017", "vanilla", "palm"}  # which have none
     for recipe, model_type in RECIPES.items():
         settings = settings_of(f"arch={recipe}")
         obstacles = [family.obstacles(settings) for family in FAMILIES if family.model_type == model_type]
@@ -149,6 +150,7 @@ NO_SWITCH: dict[str, tuple[str, dict[str, Any]]] = {
     "hidden_act=gelu: no switch; only hidden_act=silu": ("qwen3_5_text", {"hidden_act": "gelu"}),
     "=100: no switch; it must be a multiple of 512": ("qwen3_next", {"shared_expert_intermediate_size": 100}),
     "no switch for layers that are all of one kind": ("olmo_hybrid", {"layer_types": ["full_attention"] * 32}),
+    "no switch for none": ("kimi_linear", {"linear_attn_config": {"kda_layers": [1], "full_attn_layers": [2]}}),
     "no switch for linear_attention": ("lfm2", {"layer_types": ["linear_attention"] * 32}),
     "num_dense_layers=1: no switch for the experts": ("afmoe", {"score_func": "sigmoid"}),
     "has 2 numbers for 3 layers": ("granite_swa", {"num_hidden_layers": 3, "layer_rope_theta": [0, 100]}),

@@ -29,6 +29,7 @@ EXPECTED = {
     "deepseek_v2, yarn": ["attention=mla", "position=rope_yarn", "norm=rmsnorm_1e-6"],
     "granite_swa": ["model.attention.sinks=true", "position=none"],
     "olmo_hybrid, no positions": ["attention=gated_delta_olmo_hybrid", "position=none"],
+    "kimi_linear, listed": ["attention=kimi_delta", "position=none"],
     "lfm2": ["attention=conv", "position=none", "embedding=tied"],
     "qwen3_next": ["attention=gqa_gated", "norm=rmsnorm_offset", "position=rope_half"],
     "qwen3_5, hybrid": ["attention=gated_delta_qwen3_next", "position=none"],

@@ -60,6 +60,13 @@ SPARSE = {"num_experts": 6, "num_experts_per_tok": 3}
 FEW_DENSE = {"first_k_dense_replace": 1, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2}
 SHARED = {"shared_expert_intermediate_size": 48}
 SMALL = {"moe_intermediate_size": 24, "num_experts_per_tok": 3}
+KIMI = (
+    {key: value for key, value in LATENT.items() if key != "q_lora_rank"}
+    | SMALL
+    | {"num_experts": 8, "n_group": 4, "topk_group": 2, "n_shared_experts": 2, "linear_head_dim": 10}
+    | {"linear_num_heads": 4, "layer_types": ["linear_attention", FULL, "linear_attention"]}
+)
+LISTED = {"kda_layers": [1, 2], "full_attn_layers": [3], "num_heads": 3, "head_dim": 6, "short_conv_kernel_size": 3}
 
 
 def rope(kind: str, theta: float | None = 10000.0, **settings: Any) -> dict[str, Any]:
@@ -218,6 +225,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo_hybrid, no positions": (
         "olmo_hybrid",
         WIDE_HEADS | DELTA | FIVE | {"attention_bias": True, "linear_value_head_dim": 4} | rope("default", theta=None),
+    ),
+    "kimi_linear": ("kimi_linear", KIMI | {"q_lora_rank": 28, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    "kimi_linear, listed": (
+        "kimi_linear",
+        KIMI
+        | {"first_k_dense_replace": 2, "layer_types": None, "linear_attn_config": LISTED, "moe_renormalize": False},
     ),
     "lfm2": ("lfm2", LLAMA | CONVS),
     "lfm2, rounded, biases, untied": (

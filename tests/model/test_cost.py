@@ -50,6 +50,7 @@ PUBLISHED = {
     ("gpt_oss", "gpt_oss_20b"): 20_914_757_184,
     ("qwen3_5", "qwen3_5_9b"): 8_953_803_264,
     ("olmo_hybrid", "olmo_hybrid_7b"): 7_430_870_688,
+    ("kimi_linear", "kimi_linear_48b", "pattern.attention.at=[3,7,11,15,19,23,26]"): 49_122_675_072,
     ("lfm2", "lfm2_1b2", "pattern.attention.at=[2,5,8,10,12,14]"): 1_170_340_608,
     ("qwen3_next", "qwen3_next_80b"): 79_674_391_296,
     ("mamba2", "mamba2_130m"): 128_989_632,
@@ -62,6 +63,7 @@ ACTIVE = {
     "qwen3_30b": 3_353_032_704,
     "deepseek_v3_671b": 37_552_282_624,
     "gpt_oss_20b": 4_187_440_704,
+    "kimi_linear_48b": 3_484_453_248,
     "qwen3_next_80b": 3_874_929_408,
 }
 

@@ -119,7 +119,8 @@ NORMED = (
     "qwen3",
     "qwen3_moe",
 )  # in other places than blocks, too
-HYBRIDS = ("bamba", "lfm2", "olmo_hybrid", "qwen3_5", "qwen3_next")  # whose recurrent layers take no positions
+# Whose recurrent layers take no positions
+HYBRIDS = ("bamba", "kimi_linear", "lfm2", "olmo_hybrid", "qwen3_5", "qwen3_next")
 ADDED = ("learned", "sinusoidal", "sinusoidal_concatenated")
 RECURRENT = [option for option in options("attention") if option not in softmaxes()]
 REFUSED = {
@@ -134,7 +135,8 @@ REFUSED = {
         (arch, "position", other): "which cannot differ in them" if other in ADDED else "would ignore the"
         for arch in HYBRIDS
         for other in OPTIONS["position"]
-        if other != "none" and (arch, other in ADDED) != ("olmo_hybrid", True)  # whose attention has none of its own
+        if other != "none"
+        and not (arch in ("kimi_linear", "olmo_hybrid") and other in ADDED)  # whose attention has none
     },
     **{(arch, "norm", "none"): "the model's norm has no unit_offset" for arch in ("qwen3_5", "qwen3_next")},
     **{("mamba2", "ffn", option): "the block of layer 0 has no feed-forward" for option in OPTIONS["ffn"]},
@@ -143,6 +145,8 @@ REFUSED = {
         for other in OPTIONS["position"]
         if other not in (*ADDED, "none")
     },
+    ("kimi_linear", "block", "mixer_only"): "the block of layer 0 has no feed-forward; leave ffn out",
+    ("kimi_linear", "norm", "none"): "the model's norm has no eps",
     ("olmo_hybrid", "norm", "none"): "the model's norm has no eps",
     ("olmo_hybrid", "block", "mixer_only"): "the block of layer 1 has a feed-forward; give the layer ffn, too",
     ("deepseek_v3", "position", "shaw"): "would ignore the relation",

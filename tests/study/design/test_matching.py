@@ -17,7 +17,7 @@ from tests.composing import compose_config, options
 
 SIZES = ("nano", "mini", "pythia_70m")
 PAIRS = [*permutations(options("arch"), 2)][::11]  # each recipe is base and arm in two or three of them
-MANY_EXPERTS = ("deepseek_v3", "qwen3_next")  # even of width 1 they are more than a tiny model has
+MANY_EXPERTS = ("deepseek_v3", "kimi_linear", "qwen3_next")  # even of width 1 they are more than a tiny model has
 
 
 @functools.cache

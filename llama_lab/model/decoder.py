@@ -109,8 +109,8 @@ class Decoder(Tower):
 
     def loss(
         self, tokens: Tensor, targets: Tensor, *given: Tensor, z_loss: float = 0.0, label_smoothing: float = 0.0
-    ) -> tuple[Tensor, Tensor]:
-        """The summed loss of `tokens (B, T)` against `targets (B, T)`, and its objective; see `head_loss`."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The summed loss of `tokens (B, T)` against `targets (B, T)`, the objective and more; see `head_loss`."""
         return head_loss(self.embedding, self.hidden_states(tokens, None, *given), targets, z_loss, label_smoothing)
 
     def hidden_states(self, tokens: Tensor, state: DecoderState | None = None, *given: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ place into their gradient, and accumulates the gradients of head and input: exac
 """
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,12 +24,12 @@ CHUNK = {"cpu": 2**20, "cuda": 2**27}
 
 def head_loss(
     embedding: Embedding, x: Tensor, targets: Tensor, z_loss: float = 0.0, label_smoothing: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    """Cross-entropy of `x (B, T, D)` through the head against `targets (B, T)`, and the objective.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss of `x (B, T, D)` through the head against `targets (B, T)`, the objective, and the loss of each token.
 
-    Both are sums over tokens, in float32 or better; negative targets add nothing. The objective is the cross-entropy
-    against targets of which `label_smoothing` is spread over the vocabulary (Szegedy et al. 2015, section 7), plus
-    `z_loss` times the squared log-partition. Only the objective has a gradient.
+    The first two are sums over tokens, in float32 or better; negative targets add nothing. The loss is cross-entropy.
+    The objective spreads `label_smoothing` of each target over the vocabulary (Szegedy et al. 2015, section 7), and
+    adds `z_loss` times the squared log-partition. It alone has a gradient.
     """
     head = embedding.head
     if type(embedding).logits is not Embedding.logits or not is_plain(head):
@@ -38,24 +37,25 @@ def head_loss(
     inputs = [embedding.scaled(x).flatten(0, -2), head.weight, head.bias]
     if not torch.is_grad_enabled():  # which the function cannot see: it would compute gradients for nobody
         inputs = [p if p is None else p.detach() for p in inputs]
-    nll, objective = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+    nll, objective, of_tokens = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         *inputs, targets.flatten(), embedding.logit_softcap, z_loss, label_smoothing
     )
-    return nll, objective
+    return nll, objective, of_tokens.view_as(targets)
 
 
 def plain_loss(
     logits: Tensor, targets: Tensor, z_loss: float = 0.0, label_smoothing: float = 0.0
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """`head_loss` from full `logits (B, T, V)`: for custom heads, and the reference of the chunked one."""
-    logits, targets = logits.to(wide_type(logits.dtype)).flatten(0, -2), targets.flatten()
-    cross_entropy = partial(F.cross_entropy, logits, targets.clamp(min=-1), ignore_index=-1, reduction="sum")
-    nll = objective = cross_entropy()
+    logits, flat = logits.to(wide_type(logits.dtype)).flatten(0, -2), targets.flatten().clamp(min=-1)
+    logs = logits.log_softmax(-1)
+    nll = objective = F.nll_loss(logs, flat, ignore_index=-1, reduction="sum")
     if label_smoothing:
-        objective = cross_entropy(label_smoothing=label_smoothing)
+        objective = F.cross_entropy(logits, flat, ignore_index=-1, reduction="sum", label_smoothing=label_smoothing)
     if z_loss:
-        objective = objective + z_loss * logits[targets >= 0].logsumexp(-1).square().sum()
-    return nll.detach(), objective
+        objective = objective + z_loss * logits[flat >= 0].logsumexp(-1).square().sum()
+    of_tokens = F.nll_loss(logs.detach(), flat, ignore_index=-1, reduction="none")
+    return nll.detach(), objective, of_tokens.view_as(targets)
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -71,8 +71,8 @@ class ChunkedLoss(torch.autograd.Function):
         softcap: float | None,
         z_loss: float,
         smoothing: float,
-    ) -> tuple[Tensor, Tensor]:
-        """The two sums for `x (N, D)`, `weight (V, D)`, `bias (V,)` and `targets (N,)`."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The two sums, and the losses `(N,)`, for `x (N, D)`, `weight (V, D)`, `bias (V,)` and `targets (N,)`."""
         device = x.device.type
         kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         inputs = (x, weight, bias)
@@ -81,7 +81,7 @@ class ChunkedLoss(torch.autograd.Function):
             for p, wanted in zip(inputs, ctx.needs_input_grad[:3], strict=True)
         ]
         grad_x, grad_weight, grad_bias = grads
-        sums = torch.zeros(2, dtype=wide_type(kind), device=x.device)
+        sums, of_tokens = (torch.zeros(n, dtype=wide_type(kind), device=x.device) for n in (2, len(x)))
         size = max(1, CHUNK.get(device, CHUNK["cuda"]) // len(weight))
         with torch.autocast(device, enabled=False):
             w, b = weight.to(kind), None if bias is None else bias.to(kind)
@@ -91,7 +91,9 @@ class ChunkedLoss(torch.autograd.Function):
                 if softcap is not None:
                     logits = logits.div_(softcap).tanh_().mul_(softcap)
                 logs = logits.log_softmax(-1)
-                sums += chunk_sums(logits, logs, targets[part, None], z_loss, smoothing)
+                losses = chunk_losses(logits, logs, targets[part, None], z_loss, smoothing)
+                sums += losses.sum(0)
+                of_tokens[part] = losses[:, 0]
                 if not any(ctx.needs_input_grad):
                     continue
                 grad = chunk_gradient(logits, logs, targets[part, None], softcap, z_loss, smoothing).to(kind)
@@ -104,12 +106,12 @@ class ChunkedLoss(torch.autograd.Function):
                     add_product(grad_bias[:, None], grad.T, (~ignored).type_as(grad))
         ctx.save_for_backward(*grads)
         nll, objective = sums.unbind()
-        ctx.mark_non_differentiable(nll)
-        return nll, objective
+        ctx.mark_non_differentiable(nll, of_tokens)
+        return nll, objective, of_tokens
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, _: Tensor, grad: Tensor, __: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of `x`, `weight` and `bias`."""
         return (*(g if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors), *4 * [None])
 
@@ -119,14 +121,14 @@ def chunks(n: int, size: int) -> Iterator[slice]:
     return (slice(start, start + size) for start in range(0, n, size))
 
 
-def chunk_sums(logits: Tensor, logs: Tensor, targets: Tensor, z_loss: float, smoothing: float) -> Tensor:
-    """Sums of loss and objective `(2,)` of `logits (N, V)` and their log-softmax; `targets (N, 1)`."""
+def chunk_losses(logits: Tensor, logs: Tensor, targets: Tensor, z_loss: float, smoothing: float) -> Tensor:
+    """Loss and objective `(N, 2)` of each token, of `logits (N, V)` and their log-softmax; `targets (N, 1)`."""
     index = targets.clamp(min=0)
     nll = -logs.gather(-1, index)
     objective = nll + z_loss * (logits.gather(-1, index) + nll).square()
     if smoothing:
         objective -= smoothing * (logs.mean(-1, keepdim=True) + nll)
-    return torch.cat((nll, objective), -1).masked_fill(targets < 0, 0).sum(0)
+    return torch.cat((nll, objective), -1).masked_fill(targets < 0, 0)
 
 
 def chunk_gradient(

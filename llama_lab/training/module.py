@@ -69,7 +69,7 @@ class LanguageModel(L.LightningModule):
         self.grad_norm: Tensor | None = None
         self._make_optimizer, self._schedule = optimizer, schedule
         self.auxiliary = Auxiliary()
-        self._val_sums: list[list[float]] = []  # nats, tokens, right ones and the average's nats of each part
+        self._val_sums: list[list[float]] = []  # of each part, see `validation_step`
 
     def training_step(self, micro_batches: Sequence[Sequence[Tensor]], step: int) -> None:
         """One optimizer step on the clipped mean gradient of all micro-batches and devices."""
@@ -120,7 +120,7 @@ class LanguageModel(L.LightningModule):
         inputs, targets, *given = self.model.cut(*batch)
         weights = {"z_loss": self.z_loss, "label_smoothing": self.label_smoothing}
         with self.auxiliary.collecting():
-            nll, objective = self.model.loss(inputs, targets, *given, **weights)
+            nll, objective, _ = self.model.loss(inputs, targets, *given, **weights)
         if predicted is None:
             predicted = (targets != IGNORE).sum()
         return nll / predicted, self.auxiliary.join(objective / predicted)
@@ -143,11 +143,13 @@ class LanguageModel(L.LightningModule):
         with torch.compiler.set_stance("force_eager"):
             if self.with_accuracy:
                 logits = self.model(inputs, None, *given)
-                nll, correct = plain_loss(logits, targets)[0].item(), int((logits.argmax(-1) == targets).sum())
+                losses, correct = plain_loss(logits, targets), int((logits.argmax(-1) == targets).sum())
             else:
-                nll, correct = self.model.loss(inputs, targets, *given)[0].item(), 0
+                losses, correct = self.model.loss(inputs, targets, *given), 0
             ema_nll = self.ema.loss(inputs, targets, *given)[0].item() if self.ema is not None else 0.0
-        found = (nll, int((targets != IGNORE).sum()), correct, ema_nll)
+        second_nll, second = (second_half(x, batch[0].shape[1]) for x in (losses[-1], targets))
+        counts = [int((x != IGNORE).sum()) for x in (targets, second)]
+        found = (losses[0].item(), counts[0], correct, ema_nll, second_nll.sum().item(), counts[1])
         self._val_sums += [[0.0] * len(found) for _ in range(len(self._val_sums), dataloader_idx + 1)]
         self._val_sums[dataloader_idx] = [a + b for a, b in zip(self._val_sums[dataloader_idx], found, strict=True)]
 
@@ -159,17 +161,20 @@ class LanguageModel(L.LightningModule):
     def pop_val_metrics(self, parts: Iterable[str] = ()) -> dict[str, float]:
         """Metrics of the whole validation set over all ranks, and reset the sums.
 
-        Loss, bits per byte, accuracy and the average's loss where there are such, and the loss of each of `parts`.
+        Loss, bits per byte, that of second halves or accuracy, the average's loss if there is one, and the loss of each
+        of `parts`.
         """
         sums = torch.tensor(self._val_sums, dtype=torch.float64)
         if self.trainer.world_size > 1:  # on the device only then, since Apple's have no float64
             sums = self.trainer.strategy.reduce(sums.to(self.device), reduce_op="sum")
         self._val_sums = []
-        nll, tokens, correct, ema_nll = sums.sum(0).tolist()
+        nll, tokens, correct, ema_nll, second_nll, second_tokens = sums.sum(0).tolist()
         loss = nll / tokens
         metrics = {"val/loss": loss, "val/bits_per_byte": loss / math.log(2) / self.bytes_per_token}
         if self.with_accuracy:
             metrics["val/accuracy"] = correct / tokens
+        else:
+            metrics["val/second_half_loss"] = second_nll / second_tokens
         if self.ema is not None:
             metrics["val/ema_loss"] = ema_nll / tokens
         of_parts = zip(parts, sums.tolist(), strict=False)  # the only part of other text than a mixture has no name
@@ -199,3 +204,12 @@ class LanguageModel(L.LightningModule):
         # A function, not an object: LambdaLR saves an object's attributes, and an old budget would come back on resume.
         scheduler = LambdaLR(optimizer, lambda step: self._schedule(step, self.steps))
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+
+def second_half(x: Tensor, length: int) -> Tensor:
+    """What `x`, by targets `(B, T)`, holds for the second half of windows of `length` tokens, given the first half.
+
+    So of the same tokens in all models, those whose `cut` leaves only these too.
+    """
+    half = length // 2
+    return x[:, half - 1 - length :][:, : length - half]

@@ -75,6 +75,8 @@ def check_run(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
         raise ConfigError(
             f"~{missing[0]}: a run needs a choice of {missing[0]}; leave this out for the default, or see --help"
         )
+    if choices["objective"] == "prefix" and choices["family"] != "decoder":
+        raise ConfigError(f"objective=prefix: is for family=decoder, not {choices['family']}; leave out one of them")
     check_complete(cfg)
     defaults = default_settings(choices)
     check_kinds(cfg, defaults)

@@ -28,9 +28,9 @@ def embedding(vocab_size: int = VOCAB, dtype: torch.dtype = torch.float64, **opt
 def results(
     module: Embedding, chunked: bool, tokens: tuple[int, int], *weights: float, rounded: torch.dtype = torch.float32
 ) -> list[Tensor]:
-    """Both sums, and the gradients of the objective by x, which is `rounded` to a dtype, and the parameters.
+    """Both sums, the losses of tokens, and the gradients of the objective by x and the parameters.
 
-    weights: of z-loss and label smoothing.
+    weights: of z-loss and label smoothing. rounded: the dtype to which x is rounded.
     """
     torch.manual_seed(1)
     x = torch.randn(*tokens, DIM, dtype=torch.float64).to(rounded).to(module.head.weight.dtype).requires_grad_()
@@ -65,7 +65,7 @@ def test_the_smoothed_objective_is_torch_s_and_the_loss_beside_it_the_plain_one(
     torch.manual_seed(0)
     logits, targets = torch.randn(9, VOCAB, dtype=torch.float64), torch.randint(VOCAB, (9,))
     targets[3] = loss.IGNORE
-    nll, objective = plain_loss(logits, targets, label_smoothing=0.1)
+    nll, objective, _ = plain_loss(logits, targets, label_smoothing=0.1)
     plain, smooth = (F.cross_entropy(logits, targets, reduction="sum", label_smoothing=share) for share in (0.0, 0.1))
     assert (nll.item(), objective.item()) == pytest.approx((plain.item(), smooth.item()), rel=1e-12)
 
@@ -83,7 +83,7 @@ def test_under_autocast_products_are_bf16_and_sums_float32(monkeypatch: pytest.M
     with torch.autocast("cpu", torch.bfloat16):
         ours = results(embedding(dtype=torch.float32), chunked=True, tokens=(3, 7))
         plain = results(embedding(dtype=torch.float32), chunked=False, tokens=(3, 7))
-    assert [x.dtype for x in ours] == [x.dtype for x in plain] == [torch.float32] * 4
+    assert [x.dtype for x in ours] == [x.dtype for x in plain] == [torch.float32] * 5
     for got, by_autocast, wanted in zip(ours, plain, exact, strict=True):
         scale = wanted.abs().max()
         assert (got - wanted).abs().max() < 1.5 * (by_autocast - wanted).abs().max() + 1e-3 * scale
@@ -115,13 +115,13 @@ def test_a_hook_on_the_head_sees_its_logits() -> None:
 def test_logits_never_exist_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(loss.CHUNK, "cpu", 2 * VOCAB)
     largest = 0
-    real = loss.chunk_sums
+    real = loss.chunk_losses
 
     def watched(logits: Tensor, *args: Any) -> Any:
         nonlocal largest
         largest = max(largest, logits.numel())
         return real(logits, *args)
 
-    monkeypatch.setattr(loss, "chunk_sums", watched)
+    monkeypatch.setattr(loss, "chunk_losses", watched)
     results(embedding(), chunked=True, tokens=(4, 8))
     assert largest == 2 * VOCAB

@@ -217,6 +217,8 @@ class Reader:
             if not isinstance(child, UNSEEN):
                 kind = "mixer" if isinstance(child, Mixer) else "norm" if "norm" in key else "ffn"
                 parts[key] = self.part(f"{name}.{key}", child, kind)
+                if tower is not self.model:  # an encoder reads its text once
+                    parts[key] = replace(parts[key], state=0)
                 position = tower.encoding_of(index)
                 if kind == "mixer" and position is not tower.position:  # as other layers have
                     title = type(position).__name__

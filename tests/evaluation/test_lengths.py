@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from llama_lab.data.dataset import Tokens
 from llama_lab.data.windows import ValWindows
 from llama_lab.evaluation.evaluate import evaluate
-from llama_lab.evaluation.lengths import evaluating_on, losses_at_lengths
+from llama_lab.evaluation.lengths import evaluating_on, losses_at_lengths, sums_by_position
 from llama_lab.model import Decoder
 from llama_lab.runs.evaluation import Evaluation, LengthLoss
 from llama_lab.runs.folder import RunFolder
@@ -217,3 +217,25 @@ def test_a_run_killed_while_evaluating_goes_on(
     assert status.status != "done"
     assert command(*tiny, *LENGTHS).code == 0
     assert (stopped.run / "eval.json").exists()
+
+
+@torch.no_grad()
+def test_losses_of_an_encoder_decoder_stand_where_their_tokens_do() -> None:
+    """Of each window, those of the second half; the last of its targets begins the next window."""
+    model, tokens = lively("family=encoder_decoder").eval(), stream(5 * CONTEXT + 1)
+    nll, counts, _ = sums_by_position(model, ValWindows(tokens, CONTEXT), CONTEXT, 2 * CONTEXT)
+    half = CONTEXT // 2
+    assert counts.tolist() == [0] * (half - 1) + [5] * half + [0]
+    windows = torch.from_numpy(tokens[: 5 * CONTEXT].astype(np.int64)).view(5, CONTEXT)
+    logits = model(windows[:, half - 1 : -1], None, windows[:, :half])
+    losses = F.cross_entropy(logits.flatten(0, 1), windows[:, half:].flatten(), reduction="none").view(5, half)
+    torch.testing.assert_close(nll[half - 1 : -1], losses.sum(0).double())
+
+
+def test_what_reads_no_source_is_not_evaluated(command: Command, tiny: list[str]) -> None:
+    ran = command(*tiny, "family=encoder_decoder", "train.tokens=2560")
+    assert ran.code == 0, ran.err
+    with pytest.raises(ConfigError, match=r"^eval.parts: leave out cache and speed, which read no source, as an"):
+        evaluate(ran.run, eval_settings())
+    found, trained = evaluate(ran.run, eval_settings("eval.parts=[loss]")), Summary.load(ran.run)
+    assert found.metrics["val/loss"] == pytest.approx(trained.metrics["val/loss"])

@@ -16,7 +16,7 @@ from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, decoder
 from tests.hf.fields import ROPES, Base, all_fields, values_of
 from tests.hf.test_loading import edit_json
-from tests.hf.theirs import CASES, CONTEXT, FULL, RECIPES, SLIDING, their_model
+from tests.hf.theirs import CASES, CONTEXT, FULL, LISTED, RECIPES, SLIDING, their_model
 
 FIRST = {model_type: case for case, (model_type, _) in reversed(CASES.items())}
 BOTH = {"rope_parameters": ROPES[0], "rope_scaling": ROPES[2]}
@@ -55,10 +55,19 @@ def test_every_field_that_any_class_reads_is_read_as_transformers_does_or_refuse
     assert Base(*CASES[case], tmp_path).differing(own) == {}
 
 
+MOVED = LISTED | {"kda_layers": [2, 3], "full_attn_layers": [1]}
 # What config.json of released models holds beside the settings of their families.
 RELEASED: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window_pattern": "LLLG", "layer_types": [SLIDING, SLIDING, SLIDING, FULL, SLIDING]},
     "qwen2": {"use_mrope": False},
+    "kimi_linear, listed": {
+        "linear_attn_config": MOVED,
+        "mla_use_nope": True,
+        "use_grouped_topk": True,
+        "head_dim": 72,
+    },
+    "lfm2, rounded, biases, untied": {"full_attn_idxs": [0]},
+    "olmo_hybrid": {"rope_parameters": {"rope_theta": None, "rope_type": "default"}},
     "phi3": {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False, "mlp_bias": False},
     "cohere": {"model_max_length": 131072},
     "falcon 11B": {"ff_factor": 4},

@@ -122,3 +122,13 @@ def test_what_can_be_solved_is_and_what_theory_excludes_is_not(name: str, tmp_pa
     solved, failed = accuracies
     assert solved >= 0.99
     assert failed <= most
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("objective", "least"), [("next_token", 1), ("prefix", 0.99)])
+def test_reversing_is_learnt_for_words_that_were_held_out(objective: str, least: float, tmp_path: Path) -> None:
+    settings = [one for one in SOLVING if one != "model.n_heads=1"]
+    task = ["data=reverse", f"objective={objective}", "model.max_seq_len=32", "train.tokens=1000000"]
+    made = planned(*settings, *task, f"runs_dir={tmp_path}", "train.evaluations=1")
+    assert train_run(made) == "done"
+    assert Summary.load(made.folder.path).metrics["val/accuracy"] >= least

@@ -77,6 +77,10 @@ def options(group: str) -> list[str]:
     return sorted(p.stem for p in (CONF_DIR / group).glob("*.yaml"))
 
 
+# The recipes that read tokens alone; the other needs a source: tests/model/test_encoder_decoder.py.
+DECODERS = [recipe for recipe in options("arch") if recipe != "transformer2017"]
+
+
 @cache
 def kinds(group: str) -> list[str]:
     """The options of a group but for those that differ from another in numbers alone, and run wherever that does."""

@@ -140,7 +140,7 @@ QWEN3_NEXT = QWEN3_5.derive(
 
 def of_heads(own: Settings) -> int:
     """The width of the values of all heads of a state space together."""
-    return int(own["attention.heads"] * own["attention.value_dim"])
+    return int(own["attention.value_heads"] * own["attention.value_dim"])
 
 
 def of_states(own: Settings) -> int:
@@ -150,12 +150,12 @@ def of_states(own: Settings) -> int:
 
 def heads_per_width(own: Settings) -> Fraction:
     """Its number of heads over the width of the model."""
-    return Fraction(own["attention.heads"], own["dim"])
+    return Fraction(own["attention.value_heads"], own["dim"])
 
 
 def half_of_heads(own: Settings) -> int:
     """A number of heads that nothing reads where there is no attention: that of `attention=mamba2`."""
-    return max(1, int(own["attention.heads"]) // 2)
+    return max(1, int(own["attention.value_heads"]) // 2)
 
 
 MAMBA: Settings = component("attention", "recurrent.Mamba2")
@@ -165,7 +165,7 @@ def state_space(names: str, state: int, groups: int) -> tuple[Setting, ...]:
     """The settings of Mamba 2's mixer by their `names`, with the defaults of a family."""
     heads, width, n_groups, key_dim, conv, expand, conv_bias, bias = names.split()
     return (
-        Value(heads, "attention.heads", 128),
+        Value(heads, "attention.value_heads", 128),
         Value(n_groups, "attention.n_groups", groups),
         Value(key_dim, "attention.key_dim", state),
         Value(conv, "attention.conv", 4),
@@ -185,7 +185,7 @@ def state_space_weights(mixer: str) -> Weights:
     return {
         (f"{part}.gate.*", *(f"{head}.project.*" for head in heads), f"{part}.decay.step.*"): (
             f"{mixer}.in_proj.*",
-            joined(of_heads, of_heads, of_states, of_states, "attention.heads"),
+            joined(of_heads, of_heads, of_states, of_states, "attention.value_heads"),
         ),
         tuple(f"{head}.conv.*" for head in heads): (f"{mixer}.conv1d.*", joined(of_heads, of_states, of_states)),
         f"{part}.decay.rate": f"{mixer}.A_log",

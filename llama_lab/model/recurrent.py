@@ -292,8 +292,8 @@ class GatedDelta(Recurrent):
 class Mamba2(Recurrent):
     """A state space whose states decay by one number per head (Dao & Gu 2024, section 7).
 
-    heads: their number, each with values of width value_dim and a state (key_dim, value_dim). n_groups: of heads that
-    share queries and keys (C and B), and are normalised together. conv: width of short convolutions.
+    value_heads: their number, each with values of width value_dim and a state (key_dim, value_dim). n_groups: of heads
+    that share queries and keys (C and B), and are normalised together. conv: width of short convolutions.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class Mamba2(Recurrent):
         n_heads: int,
         n_kv_heads: int,
         norm: Norm,
-        heads: int,
+        value_heads: int,
         key_dim: int = 128,
         value_dim: int = 64,
         n_groups: int = 1,
@@ -310,18 +310,18 @@ class Mamba2(Recurrent):
         chunk_size: int = 64,
     ) -> None:
         require_kv_heads(n_kv_heads, n_heads, NO_KV_HEADS)
-        if not isinstance(heads, int) or heads < 1:
-            raise ValueError(f"attention.heads={heads}: must be a positive whole number")
-        super().__init__(heads, key_dim, value_dim, chunk_size)
-        if not isinstance(n_groups, int) or n_groups < 1 or heads % n_groups:
-            raise ValueError(f"attention.n_groups={n_groups}: must divide the {heads} heads")
+        if not isinstance(value_heads, int) or value_heads < 1:
+            raise ValueError(f"attention.value_heads={value_heads}: must be a positive whole number")
+        super().__init__(value_heads, key_dim, value_dim, chunk_size)
+        if not isinstance(n_groups, int) or n_groups < 1 or value_heads % n_groups:
+            raise ValueError(f"attention.n_groups={n_groups}: must divide the {value_heads} heads")
         self.make_heads(dim, n_groups, value_dim, conv, bias=True)
-        self.decay = Decay(dim, heads)
-        self.skip = Skip(heads)
-        self.gate = nn.Linear(dim, heads * value_dim, bias=False)
+        self.decay = Decay(dim, value_heads)
+        self.skip = Skip(value_heads)
+        self.gate = nn.Linear(dim, value_heads * value_dim, bias=False)
         self.n_groups = n_groups
-        self.norm = norm(heads * value_dim // n_groups, **{"heads": n_groups} if n_groups > 1 else {})
-        self.output = ResidualOutput(heads * value_dim, dim, bias=False)
+        self.norm = norm(value_heads * value_dim // n_groups, **{"heads": n_groups} if n_groups > 1 else {})
+        self.output = ResidualOutput(value_heads * value_dim, dim, bias=False)
 
     def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
         """Mix tokens `x (B, T, D)`; updates the state in place."""

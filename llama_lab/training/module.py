@@ -77,9 +77,8 @@ class LanguageModel(L.LightningModule):
         schedule: Any = self.lr_schedulers()
         strategy: Any = self.trainer.strategy
         count = len(micro_batches)
-        micro_batches = [self.model.cut(*batch) for batch in micro_batches]
-        targets = torch.stack([(targets != IGNORE).sum() for _, targets, *_ in micro_batches]).float().mean()
-        predicted = strategy.reduce(targets, reduce_op="mean")
+        counts = torch.stack([(self.model.cut(*batch)[1] != IGNORE).sum() for batch in micro_batches])
+        predicted = strategy.reduce(counts.float().mean(), reduce_op="mean")
         losses = []
         for i, batch in enumerate(micro_batches):
             # Dropout depends on seed, micro-batch and rank alone, so that a resumed run repeats it.

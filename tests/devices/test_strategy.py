@@ -201,7 +201,9 @@ def test_every_architecture_has_the_weights_logits_and_gradients_that_it_has_who
         for (name, weight), (_, expected) in zip(sharded.state_dict().items(), whole.state_dict().items(), strict=True):
             found = weight.full_tensor() if isinstance(weight, DTensor) else weight  # buffers are whole
             assert torch.equal(found, expected), f"{choice}: {name}"
-        losses = [F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()) for model in (whole, sharded)]
+        inputs, targets, *given = whole.cut(tokens, tokens)
+        of_each = [model(inputs, None, *given).flatten(0, 1) for model in (whole, sharded)]
+        losses = [F.cross_entropy(logits, targets.flatten()) for logits in of_each]
         for loss in losses:
             loss.backward()
         torch.testing.assert_close(*losses, msg=choice)

@@ -12,7 +12,7 @@ from benchmarks.gpu_kernels import FUSED, fused_kernels, measure_attention
 from llama_lab.config.components import build_model
 from llama_lab.model import Decoder, Sampling, generate
 from llama_lab.model.generate import compiled_step, eager_step
-from tests.composing import END_OF_TEXT, compose_config, decoder, lively, options
+from tests.composing import DECODERS, END_OF_TEXT, compose_config, decoder, lively
 
 pytestmark = pytest.mark.gpu
 
@@ -36,13 +36,13 @@ def difference(ours: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("arch", options("arch"))
+@pytest.mark.parametrize("arch", DECODERS)
 def test_logits_of_every_recipe_are_those_of_a_cpu(arch: str, gpu: torch.device) -> None:
     model = lively(f"arch={arch}")
     assert difference(on(gpu, model)(TOKENS.to(gpu)), model(TOKENS)) < 1e-3
 
 
-@pytest.mark.parametrize("arch", options("arch"))
+@pytest.mark.parametrize("arch", DECODERS)
 def test_gradients_of_every_recipe_are_those_of_a_cpu(arch: str, gpu: torch.device) -> None:
     model = deepcopy(decoder(f"arch={arch}"))
     ours = on(gpu, model)

@@ -12,7 +12,7 @@ from torch import Tensor
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.generate import _static_step, eager_step, prefill
 from llama_lab.model.state import Lookup, new_layer_cache, quantise
-from tests.composing import cover, kinds, lively, options
+from tests.composing import DECODERS, cover, kinds, lively, options
 from tests.model.cases import LENGTH, ON_NONE, PATTERNS, RECURRENT, VARIANTS, WINDOW, in_pieces
 
 WINDOWS: dict[str, tuple[str, ...]] = {
@@ -34,7 +34,7 @@ LATENT = (
     *("model.attention.kv_rank=12", "model.attention.scale=0.5"),
 )
 DECODED: list[tuple[str, ...]] = [
-    *((f"arch={arch}",) for arch in options("arch")),
+    *((f"arch={arch}",) for arch in DECODERS),
     *(
         (*VARIANTS[variant], f"position={position}")
         for position, variant in cover(kinds("position"), [*VARIANTS], meeting=1)

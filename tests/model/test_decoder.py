@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from llama_lab.model import Decoder
-from tests.composing import decoder, lively, options
+from tests.composing import DECODERS, decoder, lively
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -16,7 +16,7 @@ def seeded(seed: int) -> torch.Generator:
 TOKENS = torch.randint(97, (2, 24), generator=seeded(0))
 
 
-@pytest.mark.parametrize("arch", options("arch"))
+@pytest.mark.parametrize("arch", DECODERS)
 @torch.no_grad()
 def test_later_tokens_never_change_earlier_logits(arch: str) -> None:
     model, before = lively(f"arch={arch}"), lively(f"arch={arch}")(TOKENS)
@@ -34,7 +34,7 @@ def loss_of(model: Decoder, tokens: Tensor) -> Tensor:
     return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
-@pytest.mark.parametrize("arch", options("arch"))
+@pytest.mark.parametrize("arch", DECODERS)
 def test_every_recipe_learns_a_tiny_batch_by_heart(arch: str) -> None:
     model = decoder(f"arch={arch}")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

@@ -7,27 +7,27 @@ import pytest
 import torch
 
 from llama_lab.model.generate import _static_step, compiled_step, prefill
-from tests.composing import decoder, options
+from tests.composing import DECODERS, decoder, options
 
-MODELS = [f"arch={name}" for name in options("arch")] + [f"position={name}" for name in options("position")]
+POSITIONS = [f"position={name}" for name in options("position")]
 META = torch.device("meta")
 
 
-@pytest.mark.parametrize("overrides", MODELS)
+@pytest.mark.parametrize("overrides", [*(f"arch={name}" for name in options("arch")), *POSITIONS])
 def test_a_training_step_stays_on_its_device(overrides: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.is_autocast_enabled", lambda device: False)  # there is none on meta
     monkeypatch.setattr("torch.autocast", lambda device, enabled: nullcontext())
     model = decoder(overrides, device="meta")
     assert all(t.is_meta for t in (*model.parameters(), *model.buffers())), "building materialises nothing"
     tokens = torch.zeros(2, 16, dtype=torch.long, device=META)
-    nll, objective, _ = model.loss(tokens, tokens, z_loss=1e-4)
+    nll, objective, _ = model.loss(*model.cut(tokens, tokens), z_loss=1e-4)
     objective.backward()
     assert nll.is_meta
     assert all(p.grad is not None and p.grad.is_meta for p in model.parameters())
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("overrides", MODELS)
+@pytest.mark.parametrize("overrides", [*(f"arch={name}" for name in DECODERS), *POSITIONS])
 def test_decoding_stays_on_its_device(overrides: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, token = decoder(overrides, device="meta").eval(), torch.zeros(2, 1, dtype=torch.long, device=META)
     monkeypatch.setattr(sys.modules[compiled_step.__module__], "_compile_static_step", lambda: _static_step)

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from llama_lab.model import Decoder, Sampling, generate
-from tests.composing import lively, options
+from tests.composing import DECODERS, lively
 from tests.conftest import needs_compiler
 
 GREEDY = Sampling(temperature=0)
@@ -41,7 +41,7 @@ def is_likeliest(model: Decoder, prompts: Sequence[Sequence[int]], n: int) -> bo
     return found == [after[-n:].argmax(-1).tolist() for after in logits]
 
 
-@pytest.mark.parametrize("arch", options("arch"))
+@pytest.mark.parametrize("arch", DECODERS)
 def test_greedy_text_of_every_recipe_is_that_of_a_full_forward_pass(arch: str) -> None:
     assert is_likeliest(lively(f"arch={arch}"), PROMPTS, 20)
 

@@ -1,6 +1,7 @@
 """Recurrent mixers are the recurrences of their papers, whatever the chunks, and those that `transformers` has."""
 
 import math
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -187,7 +188,7 @@ def test_the_state_space_is_that_of_mamba2() -> None:
     theirs = Mamba2Mixer(config, 0)
     w = drawn(theirs)
     norm = lambda n: RMSNorm(n, config.layer_norm_epsilon)  # noqa: E731
-    ours = Mamba2(dim=12, n_heads=4, n_kv_heads=4, norm=norm, heads=8, key_dim=5, value_dim=3)
+    ours = Mamba2(dim=12, n_heads=4, n_kv_heads=4, norm=norm, value_heads=8, key_dim=5, value_dim=3)
     gate, value, key, query, step = w["in_proj.weight"].split((24, 24, 5, 5, 8))
     projections = {"query": query, "key": key, "value": value}
     pairs = {f"{name}.project.weight": p for name, p in projections.items()}
@@ -287,7 +288,7 @@ def test_the_gated_delta_rule_is_its_recurrence_with_either_gate_and_range_of_be
 @pytest.mark.parametrize("mixed", [True, False])
 @pytest.mark.parametrize("case", ["linear", "retnet", "gated delta", "kimi delta", "mamba2"])
 def test_in_16_bits_logits_are_near_gradients_finite_and_states_float32(case: str, mixed: bool) -> None:
-    exact, model = (lively(*ON_NONE[case]) for _ in range(2))
+    exact, model = (deepcopy(lively(*ON_NONE[case])) for _ in range(2))
     tokens = torch.arange(48).view(2, 24)
     if not mixed:
         model.bfloat16()

@@ -171,7 +171,7 @@ REFUSED = [
     ("attention=mqa model.n_kv_heads=4", "model.n_kv_heads=4: attention=mqa has one kv head; leave"),
     ("attention=mha model.n_kv_heads=2", "model.n_kv_heads=2: attention=mha has one kv head per head, 4"),
     ("attention=linear position=none model.n_kv_heads=2", "model.n_kv_heads=2: this attention has no key and v"),
-    ("attention=mamba2 position=none .heads=0", ".heads=0: must be a positive whole number"),
+    ("attention=mamba2 position=none .value_heads=0", ".value_heads=0: must be a positive whole number"),
     ("attention=mamba2 position=none .n_groups=3", ".n_groups=3: must divide the 8 heads"),
     ("attention=gated_delta position=none .key_heads=3", ".key_heads=3: must divide attention.value_heads=4"),
     ("attention=gated_delta position=none norm=none .norm_eps=0.1", ".norm_eps=0.1: the model's norm has no eps"),

@@ -22,3 +22,8 @@ def test_attention_has_no_row_of_a_state_and_a_model_that_cannot_decode_none() -
     rows = state_rows(cost_metrics(measure_cost(decoder("attention=mha"), 32)), 32)
     assert rows == [("KV cache per token, 16-bit", "256 B"), ("KV cache at 32 tokens", "8 KiB")]
     assert state_rows({"params": 7}, 32) == []
+
+
+def test_the_rows_of_an_encoder_decoder_are_of_half_a_window_in_either_tower() -> None:
+    rows = state_rows(cost_metrics(measure_cost(decoder("arch=transformer2017"), 32)), 32)
+    assert rows[1:] == [("KV cache at 16 tokens", "4 KiB"), ("  and of a source of 16", "4.016 KiB")]

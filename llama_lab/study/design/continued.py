@@ -33,6 +33,7 @@ class Continued:
         if not cfg.init_from:
             raise ConfigError("init_from=null: this study trains on from a run; give its folder")
         source = source_config(cfg)
+        self.check(source)
         for key, (theirs, ours) in changed_settings(source, cfg).items():
             if key not in varied:
                 raise ConfigError(
@@ -40,6 +41,9 @@ class Continued:
                     f"changes alone; give the study the settings of its source"
                 )
         return source
+
+    def check(self, source: DictConfig) -> None:
+        """Raise ConfigError for a source that this study cannot train on from."""
 
     def budget(self, source: DictConfig) -> list[str]:
         """The overrides of the arms' budget. Raises ConfigError for a share that is none."""
@@ -68,13 +72,16 @@ class Uptrain(Continued):
     kv_heads: Sequence[int] | None
     starts: Sequence[str]
 
-    def variants(self, configs: Composer) -> Variants:
-        """The source trained on, then an arm per number of heads and start."""
-        source = self.source(configs, "model.attention", "model.n_kv_heads")
+    def check(self, source: DictConfig) -> None:
+        """Raise ConfigError for one without key and value heads."""
         attention = source.model.attention._target_
         if attention.startswith("llama_lab.") and ".attention." not in attention:
             name = attention.rpartition(".")[2]
             raise ConfigError(f"init_from: its {name} has no key and value heads to share; name a run of attention=mha")
+
+    def variants(self, configs: Composer) -> Variants:
+        """The source trained on, then an arm per number of heads and start."""
+        source = self.source(configs, "model.attention", "model.n_kv_heads")
         check_levels("starts", self.starts, str)
         if unknown := [start for start in self.starts if start not in KV_HEADS]:
             raise ConfigError(f"study.starts: {unknown[0]} is unknown; choose among {', '.join(KV_HEADS)}")

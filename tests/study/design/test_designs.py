@@ -162,7 +162,7 @@ def test_context_trains_short_and_evaluates_long() -> None:
 @pytest.mark.parametrize(
     ("design", "message"),
     [
-        (Ladder("vanila", "llama"), r"study.base=vanila: no such recipe \(did you mean vanilla\?\); choose bloom \| "),
+        (Ladder("vanila", "llama"), r"study.base=vanila: no such recipe \(did you mean vanilla\?\); choose bamba \| "),
         (Ladder("vanilla", "llama9"), r"study.target=llama9: no such recipe"),
         (
             Ladder("vanilla", "llama", ["nrom"]),

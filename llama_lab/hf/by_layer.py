@@ -253,7 +253,8 @@ class SomeMixers(Setting):
     usual: by their config and our settings, the kind of each layer without a list, and `older`: their names for that.
     mixer: our settings that layers with the mixer always have, of it and of what else differs there. settings: the
     others, of the mixer. kind: their name of such layers. both: whether there must be others with attention, too.
-    numbers: their list of the layers with attention, if they have that in place of `layer_types`.
+    numbers: their list of the layers with attention, if they have that in place of `layer_types`. absent: what their
+    config needs where no layer has the mixer.
     """
 
     usual: Callable[[Settings, Settings], list[str]]
@@ -263,6 +264,7 @@ class SomeMixers(Setting):
     kind: str = LINEAR
     both: bool = False
     numbers: str = ""
+    absent: Settings | None = None
 
     @property
     def names(self) -> Sequence[str]:
@@ -290,9 +292,9 @@ class SomeMixers(Setting):
         written: Settings = {"layer_types": [self.kind if other else FULL for other in is_other]}
         if self.numbers:
             written = {self.numbers: [layer for layer, other in enumerate(is_other) if not other]}
-        if True in is_other:
-            written |= merged(setting.write(at_layer(ours, is_other.index(True))) for setting in self.settings)
-        return written
+        if True not in is_other:
+            return written | (self.absent or {})
+        return written | merged(setting.write(at_layer(ours, is_other.index(True))) for setting in self.settings)
 
 
 def every(n: int) -> Callable[[Settings, Settings], list[str]]:

@@ -92,11 +92,14 @@ def settings_of(loaded: Loaded) -> Settings:
 def nearest_family(loaded: Loaded, settings: Settings) -> tuple[Family, list[str]]:
     """The family with the fewest obstacles to holding a model, and these; none if it can hold the model.
 
-    Of two with as many, another component stands in the way more than a key.
+    Of two with as many, another component stands in the way more than a key; a family that cannot have one of the
+    values, and so tells of no other obstacle, is not near.
     """
     families = sorted(FAMILIES, key=lambda family: family.model_type != loaded.model_type)
-    found = [(family, family.obstacles(settings)) for family in families]
-    family, obstacles = min(found, key=lambda one: (len(one[1]), sum("." not in of.partition("=")[0] for of in one[1])))
+    found = [(family, *family.obstacles(settings)) for family in families]
+    family, obstacles, _ = min(
+        found, key=lambda one: (not one[2], len(one[1]), sum("." not in of.partition("=")[0] for of in one[1]))
+    )
     kind = type(loaded.model)
     return family, obstacles if kind is Decoder else [f"model={kind.__name__} (Decoder)", *obstacles]
 

@@ -215,19 +215,22 @@ class Family:
             theirs |= setting.write(ours if isinstance(setting, SomeMixers) else usual)
         return nest(theirs)
 
-    def obstacles(self, ours: Settings) -> list[str]:
-        """Settings that this family cannot express, as `key=value (theirs)`."""
+    def obstacles(self, ours: Settings) -> tuple[list[str], bool]:
+        """Settings that this family cannot express, as `key=value (theirs)`, and whether these are all.
+
+        They are not where their settings cannot have a value: then it is the first such one.
+        """
         try:
             nearest = self.read_config(self.write_config(ours))
         except (ValueError, TypeError, KeyError) as error:  # of values that their settings cannot have
-            return [str(error)]
+            return [str(error)], False
         differing = [key for key in nearest | ours if not equal(ours.get(key), nearest.get(key))]
         replaced = {key.removesuffix("_target_") for key in differing if key.endswith("._target_")}
         return [
             f"{node_key(key).removesuffix('._target_')}={shown(ours.get(key))} ({shown(nearest.get(key))})"
             for key in differing
             if key.endswith("._target_") or not key.startswith(tuple(replaced))
-        ]
+        ], True
 
     def to_theirs(self, ours: Mapping[str, Tensor], settings: Settings) -> dict[str, Tensor]:
         """Convert our parameters to their tensors, without copies where possible."""

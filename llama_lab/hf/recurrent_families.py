@@ -235,6 +235,7 @@ BAMBA = llama.BASE.derive(
         MAMBA,
         state_space(BAMBA_NAMES, 256, 1),
         numbers="attn_layer_indices",
+        absent={"mamba_n_heads": 1, "mamba_d_head": "auto"},
     ),
     Unread("mamba_chunk_size|num_logits_to_keep|z_loss_coefficient"),
     weights=weights("model.layers.#", LLAMA_ATTENTION, BAMBA_NORMS, BAMBA_FFN, BAMBA_ENDS),

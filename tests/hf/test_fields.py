@@ -117,7 +117,7 @@ def check_exports(recipe: str, switch: str, folder: Path) -> int:
             parameter.add_(0.1 * torch.randn_like(parameter))
     loaded = Loaded(folder, cfg, model, None)
     settings = settings_of(loaded)
-    able = [family for family in FAMILIES if not family.obstacles(settings)]
+    able = [family for family in FAMILIES if not family.obstacles(settings)[0]]
     for number, family in enumerate(able):
         (folder / str(number)).mkdir()
         write_theirs(loaded, family, settings, folder / str(number), None, None)

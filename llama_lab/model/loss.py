@@ -40,7 +40,7 @@ def head_loss(
     nll, objective, of_tokens = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         *inputs, targets.flatten(), embedding.logit_softcap, z_loss, label_smoothing
     )
-    return nll, objective, of_tokens.view_as(targets)
+    return nll, objective, of_tokens.view_as(targets).clone()  # FSDP warns of views
 
 
 def plain_loss(
@@ -55,7 +55,7 @@ def plain_loss(
     if z_loss:
         objective = objective + z_loss * logits[flat >= 0].logsumexp(-1).square().sum()
     of_tokens = F.nll_loss(logs.detach(), flat, ignore_index=-1, reduction="none")
-    return nll.detach(), objective, of_tokens.view_as(targets)
+    return nll.detach(), objective, of_tokens.view_as(targets).clone()
 
 
 class ChunkedLoss(torch.autograd.Function):

@@ -129,7 +129,7 @@ REFUSED = {
     **{
         (arch, "attention", latent): "window: model.attention has no such key"
         for arch in ("gemma2", "gemma3", "gpt_oss")
-        for latent in ("mla", "mla_deepseek_v3", "mla_step_temperature", *RECURRENT)
+        for latent in ("mla", "mla_deepseek_v3", "mla_kimi_linear", "mla_step_temperature", *RECURRENT)
     },
     **{
         (arch, "position", other): "which cannot differ in them" if other in ADDED else "would ignore the"
@@ -145,7 +145,10 @@ REFUSED = {
         for other in OPTIONS["position"]
         if other not in (*ADDED, "none")
     },
-    ("kimi_linear", "block", "mixer_only"): "the block of layer 0 has no feed-forward; leave ffn out",
+    **{
+        (arch, "block", "mixer_only"): "the block of layer 0 has no feed-forward; leave ffn out"
+        for arch in ("deepseek_v3", "kimi_linear")
+    },
     ("kimi_linear", "norm", "none"): "the model's norm has no eps",
     ("olmo_hybrid", "norm", "none"): "the model's norm has no eps",
     ("olmo_hybrid", "block", "mixer_only"): "the block of layer 1 has a feed-forward; give the layer ffn, too",

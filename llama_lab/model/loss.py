@@ -40,7 +40,7 @@ def head_loss(
     nll, objective, of_tokens = ChunkedLoss.apply(  # type: ignore[no-untyped-call]
         *inputs, targets.flatten(), embedding.logit_softcap, z_loss, label_smoothing
     )
-    return nll, objective, of_tokens.view_as(targets).clone()  # FSDP warns of views
+    return nll, objective, of_tokens.view_as(targets)
 
 
 def plain_loss(
@@ -55,7 +55,7 @@ def plain_loss(
     if z_loss:
         objective = objective + z_loss * logits[flat >= 0].logsumexp(-1).square().sum()
     of_tokens = F.nll_loss(logs.detach(), flat, ignore_index=-1, reduction="none")
-    return nll.detach(), objective, of_tokens.view_as(targets).clone()
+    return nll.detach(), objective, of_tokens.view_as(targets)
 
 
 class ChunkedLoss(torch.autograd.Function):
@@ -105,7 +105,7 @@ class ChunkedLoss(torch.autograd.Function):
                 if grad_bias is not None:
                     add_product(grad_bias[:, None], grad.T, (~ignored).type_as(grad))
         ctx.save_for_backward(*grads)
-        nll, objective = sums.unbind()
+        nll, objective = (total.clone() for total in sums)  # FSDP warns of views
         ctx.mark_non_differentiable(nll, of_tokens)
         return nll, objective, of_tokens
 

@@ -39,7 +39,7 @@ EXPECTED = {
     "glm": ["model.position.interleaved=true", "attention=gqa_qkv_bias"],
     "ministral3": ["attention=gqa_step_temperature", "position=rope_yarn", "model.attention.window=7"],
     "mistral4, yarn": ["attention=mla_step_temperature", "model.attention.temperature.scale=0.5"],
-    "minicpm3": ["attention=mla", "model.attention.latent_eps=1e-06"],
+    "minicpm3": ["attention=mla_kimi_linear", "model.attention.kv_rank=20"],  # which has the norms' epsilon
     "apertus": ["ffn=xielu", "position=rope_llama3"],
     "nemotron, a fraction that is rounded": ["model.position.fraction=0.375"],
     "mixtral": ["ffn=moe", "model.ffn.n_experts=4"],

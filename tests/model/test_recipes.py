@@ -153,6 +153,8 @@ REFUSED = {
     ("olmo_hybrid", "norm", "none"): "the model's norm has no eps",
     ("olmo_hybrid", "block", "mixer_only"): "the block of layer 1 has a feed-forward; give the layer ffn, too",
     ("deepseek_v3", "position", "shaw"): "would ignore the relation",
+    **{("transformer2017", "attention", option): "an encoder's see all" for option in RECURRENT},
+    ("transformer2017", "init", "deepnorm"): "it is for decoders alone",
     **{("gemma3", "position", other): "has no such key" for other in ("alibi", "learned", "none", "relative", "shaw")},
 }
 
@@ -194,7 +196,9 @@ def test_switches_of_recipes_run_or_are_refused(arch: str) -> None:
             with pytest.raises((ConfigError, InterpolationResolutionError), match=why):
                 build_model(cfg, 97)
         else:
-            assert build_model(cfg, 97)(TOKENS).isfinite().all(), (group, option)
+            model = build_model(cfg, 97)
+            inputs, _, *given = model.cut(TOKENS, TOKENS)
+            assert model(inputs, None, *given).isfinite().all(), (group, option)
 
 
 FITTED = [(size, arch) for i, size in enumerate(options("size")) for arch in options("arch")[i % 8 :: 8]]

@@ -14,11 +14,11 @@ from omegaconf import DictConfig
 from llama_lab.config.components import build
 from llama_lab.util.errors import ConfigError
 
-from .dataset import Dataset, Ids, Validation
-from .objectives import Prefix
+from .dataset import Dataset, Examples, Ids, Validation
+from .objectives import Objective
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-"""Inputs and targets: `(B, T)` int64 each."""
+Batch = tuple[torch.Tensor, ...]
+"""Inputs and targets, `(B, T)` int64 each, and what a model is given beside them."""
 
 
 def micro_batches_per_step(batch_size: int, micro_batch_size: int | None, world_size: int) -> int:
@@ -62,7 +62,7 @@ class TokenDataModule(L.LightningDataModule):
         batch_size: int,
         micro_batch_size: int | None,
         seed: int,
-        objective: Prefix | None = None,
+        objective: Objective | None = None,
     ):
         super().__init__()
         dataset.require_windows(seq_len, batch_size)
@@ -87,11 +87,11 @@ class TokenDataModule(L.LightningDataModule):
         share, rank = self.batch_size // self.trainer.world_size, self.trainer.global_rank
         return range(rank * share, (rank + 1) * share)
 
-    def to_tensors(self, inputs: Ids, targets: Ids) -> Batch:
+    def to_tensors(self, *ids: Ids) -> Batch:
         """Ids as tensors; for a GPU in pinned memory, from which it copies them while it computes."""
-        batch = torch.from_numpy(inputs).contiguous(), torch.from_numpy(targets).contiguous()
+        batch = tuple(torch.from_numpy(part).contiguous() for part in ids)
         if isinstance(self.trainer.accelerator, CUDAAccelerator):
-            return batch[0].pin_memory(), batch[1].pin_memory()
+            return tuple(part.pin_memory() for part in batch)
         return batch
 
 
@@ -118,10 +118,11 @@ class TrainBatches:
         data, trainer = self._data, self._data.trainer
         count = micro_batches_per_step(data.batch_size, data.micro_batch_size, trainer.world_size)
         for step in itertools.count(trainer.global_step):
-            examples = data.train_windows.examples(step, data.batch_size, data.rows)
+            whole = data.train_windows.examples(step, data.batch_size, data.rows)
+            examples: tuple[Ids, ...] = whole
             if data.objective:
-                examples = data.objective.examples(examples, data.seed, step, data.batch_size, data.rows)
-            micro_batches = (np.split(side, count) for side in examples)
+                examples = data.objective.examples(whole, data.seed, step, data.batch_size, data.rows)
+            micro_batches = (np.split(part, count) for part in examples)
             yield [data.to_tensors(*rows) for rows in zip(*micro_batches, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
@@ -161,6 +162,8 @@ class ValBatches:
         windows, trainer = self._windows, self._data.trainer
         mine = range(trainer.global_rank, len(windows), trainer.world_size)
         for i in range(len(self)):
-            batch = [windows[j] for j in mine[i * self._batch_size : (i + 1) * self._batch_size]]
-            inputs, targets = zip(*(batch or [windows.nothing()]), strict=True)
-            yield self._data.to_tensors(np.stack(inputs), np.stack(targets))
+            at = mine[i * self._batch_size : (i + 1) * self._batch_size]
+            inputs, targets = zip(*([windows[j] for j in at] or [windows.nothing()]), strict=True)
+            whole = Examples(np.stack(inputs), np.stack(targets))
+            objective = self._data.objective
+            yield self._data.to_tensors(*(objective.val_examples(whole, at or [0]) if objective else whole))

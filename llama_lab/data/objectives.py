@@ -1,5 +1,7 @@
 """Objectives: which tokens of a training window are predicted, as a function of `data.seed` and the step."""
 
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,11 +10,27 @@ from llama_lab.model.attention_context import LEAST_PREFIX
 from llama_lab.model.loss import IGNORE
 from llama_lab.util.errors import ConfigError
 
-from .dataset import Examples
+from .dataset import Examples, Ids
+
+
+class Objective(ABC):
+    """What is predicted of windows, and from what: inputs, targets, and what a model is given beside them."""
+
+    @abstractmethod
+    def require_room(self, seq_len: int) -> None:
+        """Raise ConfigError unless windows of `seq_len` tokens have room for the objective."""
+
+    @abstractmethod
+    def examples(self, whole: Examples, seed: int, step: int, batch_size: int, rows: range) -> tuple[Ids, ...]:
+        """Of `rows` of the batch at `step`, which are `whole`; drawn for all of its rows, so that devices agree."""
+
+    def val_examples(self, whole: Examples, at: Sequence[int]) -> tuple[Ids, ...]:
+        """Of the validation windows with the numbers `at`, the same ones whenever a run validates."""
+        return whole
 
 
 @dataclass(frozen=True)
-class Prefix:
+class Prefix(Objective):
     """What `objective=prefix` selects: the prefix of each window, drawn uniformly, is not predicted.
 
     least: tokens of the shortest prefix; the longest leaves one input. A window whose first tokens have no targets

@@ -15,7 +15,7 @@ from llama_lab.config.components import build
 from llama_lab.util.errors import ConfigError
 
 from .dataset import Dataset, Examples, Ids, Validation
-from .objectives import Objective
+from .objectives import Objective, extra_tokens
 
 Batch = tuple[torch.Tensor, ...]
 """Inputs and targets, `(B, T)` int64 each, and what a model is given beside them."""
@@ -98,7 +98,8 @@ class TokenDataModule(L.LightningDataModule):
 def open_data_module(cfg: DictConfig, dataset: Dataset) -> TokenDataModule:
     """The batches of the run that `cfg` describes. Raises ConfigError as the class and the objective do."""
     train = cfg.train
-    objective = build(cfg.objective, "objective") if cfg.get("objective") else None
+    given = {"tokenizer": dataset.tokenizer} if extra_tokens(cfg) else {}
+    objective = build(cfg.objective, "objective", **given) if cfg.get("objective") else None
     sizes = (cfg.model.max_seq_len, train.batch_size, train.micro_batch_size)
     return TokenDataModule(dataset, *sizes, cfg.data.seed, objective)
 

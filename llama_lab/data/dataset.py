@@ -1,7 +1,8 @@
 """The interface of datasets: text, mixtures and probes."""
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from copy import copy
+from dataclasses import astuple, dataclass, field, replace
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
@@ -101,6 +102,15 @@ class Dataset(Protocol):
 
     def validated_on(self, half: str | None) -> Self:
         """The same data with one of `HALVES` of the validation documents; None: all of them."""
+
+    def with_tokens(self, names: Sequence[str]) -> Self:
+        """The same data, in which the tokenizer has the special tokens `names`, too; see `TextTokenizer`."""
+        same = copy(self)
+        if names:
+            tokenizer = self.tokenizer.with_tokens(names)
+            same.index = replace(self.index, vocab_size=tokenizer.vocab_size, tokenizer_hash=tokenizer.hash)
+            vars(same)["tokenizer"] = tokenizer  # a cached property
+        return same
 
     def require_windows(self, seq_len: int, batch_size: int) -> None:
         """Raise ConfigError unless validation has a sequence of `seq_len` tokens, and training a batch of them."""

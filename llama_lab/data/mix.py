@@ -96,7 +96,7 @@ class MixedDataset(TextDataset):
             revisions={path: commit for index in indices.values() for path, commit in index.revisions.items()},
         )
 
-    @property
+    @cached_property
     def tokenizer(self) -> TextTokenizer:
         """The tokenizer of all parts."""
         return self._first.tokenizer

@@ -3,8 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
+from hydra.utils import get_class
+from omegaconf import DictConfig
 
 from llama_lab.model.attention_context import LEAST_PREFIX
 from llama_lab.model.loss import IGNORE
@@ -14,7 +17,14 @@ from .dataset import Examples, Ids
 
 
 class Objective(ABC):
-    """What is predicted of windows, and from what: inputs, targets, and what a model is given beside them."""
+    """What is predicted of windows, and from what: inputs, targets, and what a model is given beside them.
+
+    extra_tokens: special tokens that the tokenizer gains where it lacks them; an objective with any is built with the
+    `tokenizer`, whose `ids_of` they are. targets: what is predicted; losses of unlike targets do not compare.
+    """
+
+    extra_tokens: ClassVar[Sequence[str]] = ()
+    targets: ClassVar[str] = "next tokens"
 
     @abstractmethod
     def require_room(self, seq_len: int) -> None:
@@ -27,6 +37,12 @@ class Objective(ABC):
     def val_examples(self, whole: Examples, at: Sequence[int]) -> tuple[Ids, ...]:
         """Of the validation windows with the numbers `at`, the same ones whenever a run validates."""
         return whole
+
+
+def extra_tokens(cfg: DictConfig) -> Sequence[str]:
+    """The special tokens of the objective that `cfg` describes."""
+    kind: Any = get_class(cfg.objective._target_) if cfg.get("objective") else Objective
+    return kind.extra_tokens  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from llama_lab.util.errors import ConfigError
 
 from .dataset import HALVES, Dataset
 from .mix import Part, exact_shares, open_mixture
+from .objectives import extra_tokens
 from .source import Source
 from .tokenizer import TokenizerFactory
 from .tokens import TextDataset, TokenDataset
@@ -36,7 +37,7 @@ def open_dataset(
         raise ConfigError(f"data.val_half={half}: unknown; choose {' or '.join(HALVES)}, or null for all documents")
     tokenizer = build(cfg.tokenizer, "tokenizer")
     if is_probe(cfg):
-        return open_probe(cfg, tokenizer).validated_on(half)
+        return read_by(cfg, open_probe(cfg, tokenizer))
     if tokenizer.vocabulary_from == "probe":
         raise ConfigError("tokenizer=symbols: is for probes, and this data is text; choose bpe, byte, char or hf")
     data, progress = cfg.data, display.prepare if display else lambda *_: None
@@ -58,7 +59,15 @@ def open_dataset(
     if data.get("document_mask") and dataset.index.train.documents < 2:
         advice = "leave it out, or cut plain text finer with a lower data.document_chars"
         raise ConfigError(f"data.document_mask=true: the training text is one document; {advice}")
-    return dataset.validated_on(half)
+    read = read_by(cfg, dataset)
+    if display and (gained := read.index.vocab_size - dataset.index.vocab_size):
+        display.print_line(f"objective: the tokenizer's {dataset.index.vocab_size:,} ids, and {gained:,} of its own")
+    return read
+
+
+def read_by(cfg: DictConfig, dataset: Dataset) -> Dataset:
+    """A dataset as the run that `cfg` describes reads it: with its half of validation, and its objective's tokens."""
+    return dataset.validated_on(cfg.data.get("val_half")).with_tokens(extra_tokens(cfg))
 
 
 def open_probe(cfg: DictConfig, tokenizer: TokenizerFactory) -> Dataset:

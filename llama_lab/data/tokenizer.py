@@ -66,6 +66,17 @@ class TextTokenizer:
         """Return the tokenizer, which is trained; `documents` are not read."""
         return self
 
+    def with_tokens(self, names: Sequence[str]) -> "TextTokenizer":
+        """The same tokenizer with the special tokens `names`; those that it lacks get ids above its own.
+
+        Raises ConfigError if its ids leave no room above them.
+        """
+        tokenizer = Tokenizer.from_str(self._tokenizer.to_str())
+        tokenizer.add_special_tokens([*names])
+        if len({*tokenizer.get_vocab().values()}) < len(tokenizer.get_vocab()):  # it counts from the number of its ids
+            raise ConfigError(f"tokenizer: leaves ids out, so that {names[0]} would be one of its own; choose another")
+        return TextTokenizer(tokenizer, self.end_of_text)
+
     def save(self, path: str | Path) -> None:
         """Write a `tokenizer.json` and, beside it, a `tokenizer_config.json` with the end-of-text token.
 
@@ -91,6 +102,11 @@ class TextTokenizer:
         """Hash of the whole `tokenizer.json` and the end-of-text token: equal hashes give equal ids."""
         named = "" if self.end_of_text == END_OF_TEXT else self.end_of_text
         return hashlib.blake2b((self._tokenizer.to_str() + named).encode(), digest_size=16).hexdigest()
+
+    def ids_of(self, tokens: Sequence[str]) -> list[int]:
+        """The ids of `tokens`, which are in the vocabulary."""
+        ids = self._tokenizer.get_vocab()
+        return [ids[token] for token in tokens]
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text`. Raises ConfigError for a character that a character tokenizer does not have."""

@@ -31,6 +31,7 @@ from torch.utils.benchmark import Timer
 from llama_lab.config.components import build, model_cost
 from llama_lab.config.layers import shallower
 from llama_lab.data.data_module import micro_batches_per_step, multiples_around
+from llama_lab.data.objectives import extra_tokens
 from llama_lab.data.open import is_probe, open_probe
 from llama_lab.devices.hardware import asked_counts, check_strategy, choose_accelerator, choose_precision
 from llama_lab.devices.performance import Device, device_memory, named, options
@@ -331,15 +332,17 @@ def expected_vocabulary(cfg: DictConfig) -> tuple[int, str]:
     """
     if cfg.model.vocab_size is not None:
         return cfg.model.vocab_size, "model.vocab_size"
-    tokenizer = build(cfg.tokenizer, "tokenizer")
+    tokenizer, extra = build(cfg.tokenizer, "tokenizer"), extra_tokens(cfg)
+    of_objective = f", and {len(extra)} of the objective" if extra else ""
     if is_probe(cfg):
-        return open_probe(cfg, tokenizer).index.vocab_size, "data"
+        probe = open_probe(cfg, tokenizer).with_tokens(extra)
+        return probe.index.vocab_size, f"data{of_objective}"
     if tokenizer.vocabulary_from == "nothing":
-        return tokenizer.train(iter(())).vocab_size, "tokenizer"
+        return tokenizer.train(iter(())).with_tokens(extra).vocab_size, f"tokenizer{of_objective}"
     if "vocab_size" not in cfg.tokenizer:
         reason = "this tokenizer learns its vocabulary from the text, which is not read here; give a number"
         raise ConfigError(f"model.vocab_size=null: {reason}")
-    return cfg.tokenizer.vocab_size, "tokenizer.vocab_size"
+    return cfg.tokenizer.vocab_size + len(extra), f"tokenizer.vocab_size{of_objective}"
 
 
 def column_of(setup: Setup, model: MemoryModel, limit: float) -> Column:

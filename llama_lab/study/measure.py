@@ -22,7 +22,7 @@ from llama_lab.config.components import build_model
 from llama_lab.config.trust import Trust, stored_config
 from llama_lab.data.data_module import micro_batches_per_step, open_data_module
 from llama_lab.data.dataset import Dataset
-from llama_lab.data.open import is_probe, open_dataset
+from llama_lab.data.open import is_probe, open_dataset, read_by
 from llama_lab.devices.hardware import check_started, current_rank
 from llama_lab.devices.performance import peak_memory_bytes, reset_peak_memory, synchronize
 from llama_lab.evaluation.evaluate import place
@@ -98,14 +98,15 @@ def measure_in_turn(runs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmS
     arms = {name: ArmSpeed([], []) for name in first.values()}
     for number in range(ROUNDS):
         for name in alternating(arms, number):  # a slowdown affects all arms
+            read = read_by(runs[name].cfg, dataset)
             found, device = arms[name], runs[name].hardware.torch_device
             if device.type == "cuda":
                 gc.collect()  # what the arm before left in cycles of references
                 reset_peak_memory(device)
-            found.train.append(training_speed(runs[name], dataset))
+            found.train.append(training_speed(runs[name], read))
             if device.type == "cuda":
                 found.memory.append(peak_memory_bytes(device))
-            if current_rank() == 0 and (speeds := generation_speeds(runs[name], dataset)):
+            if current_rank() == 0 and (speeds := generation_speeds(runs[name], read)):
                 found.decode.append(speeds[0])
                 found.prefill.append(speeds[1])
         if current_rank() == 0:

@@ -117,6 +117,26 @@ def test_the_vocabulary_reaches_the_highest_id_where_ids_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE, BPE, CHAR], ids=["byte", "bpe", "char"])
+def test_tokens_that_a_tokenizer_gains_have_ids_above_its_own_and_no_text_is_encoded_to_them(
+    tokenizer: TextTokenizer, tmp_path: Path
+) -> None:
+    more, own = tokenizer.with_tokens(["<a>", "<b>"]), tokenizer.vocab_size
+    assert (more.ids_of(["<b>", "<a>"]), more.vocab_size) == ([own + 1, own], own + 2)
+    assert (more.eot_id, more.decode([own, *tokenizer.encode("to"), own + 1])) == (tokenizer.eot_id, "<a>to<b>")
+    more.save(tmp_path / "tokenizer.json")
+    again = TextTokenizer.load(tmp_path / "tokenizer.json")
+    assert again.hash == more.hash == more.with_tokens(["<a>"]).hash != tokenizer.hash
+    assert BYTE.with_tokens(["<a>"]).encode("<a>") == [*b"<a>"]
+    assert tokenizer.with_tokens([]).hash == tokenizer.hash
+
+
+def test_a_tokenizer_that_leaves_ids_out_gains_none_of_its_own() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 2}))
+    with pytest.raises(ConfigError, match="leaves ids out, so that <a> would be one of its own"):
+        TextTokenizer(tokenizer, "a").with_tokens(["<a>"])
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE, BPE, CHAR], ids=["byte", "bpe", "char"])
 def test_a_saved_tokenizer_loads_unchanged_by_us_and_by_transformers(tokenizer: TextTokenizer, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llama_lab.config.components import build_model
+from llama_lab.data.open import read_by
 from llama_lab.devices.performance import synchronize
 from llama_lab.estimate.estimate import check_mfu, find_device
 from llama_lab.model.recompute import recomputed_flops
@@ -113,7 +114,7 @@ def print_plan(plan: Plan, speed: TrainingSpeed | None) -> None:
 def training_flops(plan: Plan, arm: PlannedArm) -> float:
     """FLOPs of one run of an arm over all devices, what `train.recompute` computes again included."""
     run = arm.runs[0].run
-    again = recomputed_flops(meta_model(run.cfg, plan.dataset), run.cfg.train.recompute)
+    again = recomputed_flops(meta_model(run.cfg, read_by(run.cfg, plan.dataset)), run.cfg.train.recompute)
     return run.flops(arm.cost) + run.steps * run.tokens_per_step * again
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from llama_lab.data.dataset import Dataset
+from llama_lab.data.open import read_by
 from llama_lab.devices.performance import device_memory
 from llama_lab.estimate.estimate import USABLE, MemoryModel, Setup, setup_of
 from llama_lab.training.run import Run
@@ -40,5 +41,5 @@ def memory_of(run: Run, dataset: Dataset) -> tuple[MemoryModel, Setup, float]:
     """The estimated memory of a run, what it depends on, and the bytes that its device has for it."""
     hardware = run.hardware
     setup = setup_of(run.cfg, hardware.sharded, hardware.world_size, run.cfg.train.batch_size)
-    model = MemoryModel(run.cfg, dataset.index.vocab_size, run.steps, hardware.precision)
+    model = MemoryModel(run.cfg, read_by(run.cfg, dataset).index.vocab_size, run.steps, hardware.precision)
     return model, setup, USABLE * device_memory(hardware.torch_device)

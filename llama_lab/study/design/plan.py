@@ -17,7 +17,7 @@ from llama_lab.config.components import build_model, model_cost
 from llama_lab.config.grammar import override_key, to_override
 from llama_lab.config.schema import CHANGEABLE, INDIRECT, flatten
 from llama_lab.data.dataset import HALVES, Dataset
-from llama_lab.data.open import open_dataset
+from llama_lab.data.open import open_dataset, read_by
 from llama_lab.data.tokenizer import encode_prompt
 from llama_lab.devices.site import Site
 from llama_lab.model import Cost, Decoder
@@ -110,7 +110,7 @@ class Plan:
         if status is None or not is_run(folder.path):
             return "missing"
         ended = status.status in ("done", "diverged")
-        index = self.dataset.validated_on(cfg.data.val_half).index
+        index = read_by(cfg, self.dataset).index
         now = {"data_hash": index.data_hash, "tokenizer_hash": index.tokenizer_hash}
         if not (ended or hardware.elsewhere):  # finished runs of another device are compared, with a warning
             now["precision"] = hardware.precision
@@ -206,8 +206,9 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
     planned: dict[str, PlannedArm] = {}
     for arm in sorted(variants.arms, key=lambda arm: arm.reference != arm.name):  # references first
         reference = planned[arm.reference].cost if arm.reference in planned else None
+        draft = drafts[arm.name]
         try:
-            planned[arm.name] = plan_arm(command, arm, drafts[arm.name], dataset, reference)
+            planned[arm.name] = plan_arm(command, arm, draft, read_by(draft.cfg, dataset), reference)
         except ConfigError as error:
             raise ConfigError(f"{error} (arm {arm.name}){variants.hint}") from None
     if command.match == "active" and all(one.cost.params_active == one.cost.params for one in planned.values()):
@@ -231,7 +232,8 @@ def check_sources(arms: Sequence[PlannedArm], dataset: Dataset) -> dict[str, str
         if starting or has_source(runs[0].cfg):
             source = load_source(runs[0].cfg)
             for run in starting.values():
-                fit_weights(source, run.cfg, meta_model(run.cfg, dataset), dataset)
+                read = read_by(run.cfg, dataset)
+                fit_weights(source, run.cfg, meta_model(run.cfg, read), read)
             hashes[init_from] = hash_of(source.model.state_dict())
     return hashes
 

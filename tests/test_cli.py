@@ -414,6 +414,7 @@ VALUES = {f"{key}=abc": f"{key}=abc: " for key in NUMBERS.split()} | {
 }
 BAD = {  # what else cannot work: overrides, how the line about them begins, and what it also holds
     "objective=prefix family=encoder_decoder": ("objective=prefix: is for family=decoder, not encoder_decoder; ", ""),
+    "objective=span": ("objective=span: is for family=encoder_decoder, not decoder; leave out one of them", ""),
     "experiment=mine": ("experiment=mine: ", "--config-dir"),
     "position=none model.position.theta=5e5": ("model.position.theta=5e5: no such", "to position=rope | sinusoidal; "),
     "model.context_length=64": ("model.context_length=64: no such key (did you mean model.max_", ""),

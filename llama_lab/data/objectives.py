@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 from hydra.utils import get_class
 from omegaconf import DictConfig
 
@@ -14,6 +15,9 @@ from llama_lab.model.loss import IGNORE
 from llama_lab.util.errors import ConfigError
 
 from .dataset import Examples, Ids
+from .tokenizer import TextTokenizer
+
+Mask = npt.NDArray[np.bool_]
 
 
 class Objective(ABC):
@@ -73,3 +77,82 @@ class Prefix(Objective):
         prefix = generator.integers(self.least, length, batch_size)[rows, None]
         is_seen = (np.arange(length) < prefix - 1) & (whole.targets[:, :1] != IGNORE)
         return Examples(whole.inputs, np.where(is_seen, IGNORE, whole.targets))
+
+
+@dataclass(frozen=True)
+class Span(Objective):
+    """What `objective=span` selects: spans left out of a source are predicted (Raffel et al. 2020, section 3.1.4).
+
+    A sentinel stands for each span in the source, and before each one in the targets; both finish with the end of text,
+    with which the decoder begins. The tokens are those that a window predicts. Validation leaves out windows that
+    predict some of theirs alone: the last one of a text, and where two texts of a mixture meet.
+
+    density: of a window, what spans have together. mean_span: tokens of one, on average. Both numbers are the same in
+    all windows. Raises ConfigError for densities and spans that are impossible.
+    """
+
+    tokenizer: TextTokenizer
+    density: float
+    mean_span: float
+    extra_tokens = tuple(f"<extra_id_{i}>" for i in range(100))  # as T5's are called
+    targets = "spans"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density < 1:
+            raise ConfigError(f"objective.density={self.density}: must be between 0 and 1, such as 0.15")
+        if not self.mean_span >= 1:
+            raise ConfigError(f"objective.mean_span={self.mean_span}: must be at least 1 token, such as 3")
+
+    def require_room(self, seq_len: int) -> None:
+        """Raise ConfigError unless windows of `seq_len` tokens have room between spans, and sentinels suffice."""
+        noise, spans = self.counts(seq_len)
+        key = f"objective.mean_span={self.mean_span}: a window of model.max_seq_len={seq_len} has {spans} spans"
+        if spans > len(self.extra_tokens):
+            raise ConfigError(f"{key}, and there are {len(self.extra_tokens)} sentinels; raise it, or lower the other")
+        if spans >= min(noise, seq_len - noise + 1):
+            problem = f"of {noise} tokens, which makes no shorter source, or leaves nothing between them"
+            raise ConfigError(f"{key} {problem}; raise either")
+
+    def counts(self, length: int) -> tuple[int, int]:
+        """Tokens in spans, and spans, of a window of `length` tokens."""
+        noise = min(max(round(length * self.density), 1), length - 1)
+        return noise, max(1, round(noise / self.mean_span))
+
+    def examples(self, whole: Examples, seed: int, step: int, batch_size: int, rows: range) -> tuple[Ids, ...]:
+        """The decoder's inputs, targets and sources of `rows` of the batch at `step`."""
+        generator = np.random.default_rng(np.random.SeedSequence([seed, step]))
+        return self.divide(whole.targets, self.draw(generator, batch_size, whole.targets.shape[1])[rows])
+
+    def val_examples(self, whole: Examples, at: Sequence[int]) -> tuple[Ids, ...]:
+        """The same of the validation windows with the numbers `at`, by which spans are drawn."""
+        length = whole.targets.shape[1]
+        spans = np.concatenate([self.draw(np.random.default_rng(number), 1, length) for number in at])
+        inputs, targets, source = self.divide(np.maximum(whole.targets, 0), spans)
+        is_whole = (whole.targets != IGNORE).all(1, keepdims=True)
+        return inputs, np.where(is_whole, targets, IGNORE), source
+
+    def draw(self, generator: np.random.Generator, rows: int, length: int) -> Mask:
+        """Which tokens are in spans, `(rows, length)`; each row begins outside, and finishes inside (T5's code)."""
+        noise, spans = self.counts(length)
+        lengths = [segments(generator, rows, tokens, spans) for tokens in (length - noise, noise)]
+        is_noise = np.tile([False, True], rows * spans)
+        return np.repeat(is_noise, np.stack(lengths, -1).ravel()).reshape(rows, length)
+
+    def divide(self, tokens: Ids, is_noise: Mask) -> tuple[Ids, ...]:
+        """The decoder's inputs and targets, and the sources, of windows of `tokens (B, T)`."""
+        source, targets = self.shorten(tokens, is_noise), self.shorten(tokens, ~is_noise)
+        return np.concatenate((source[:, -1:], targets[:, :-1]), 1), targets, source
+
+    def shorten(self, tokens: Ids, left_out: Mask) -> Ids:
+        """`tokens (B, T)` with a sentinel for each span of those left out, and the end of text."""
+        first = left_out & ~np.pad(left_out, ((0, 0), (1, 0)))[:, :-1]
+        sentinels = np.array(self.tokenizer.ids_of(self.extra_tokens))
+        kept = np.where(first, sentinels[first.cumsum(1) - 1], tokens)[first | ~left_out]
+        return np.pad(kept.reshape(len(tokens), -1), ((0, 0), (0, 1)), constant_values=self.tokenizer.eot_id)
+
+
+def segments(generator: np.random.Generator, rows: int, items: int, count: int) -> Ids:
+    """Lengths of `count` segments of `items`, all equally likely: `(rows, count)`, none of them 0."""
+    starts = generator.permuted(np.tile(np.arange(1, items) < count, (rows, 1)), axis=1)
+    inner = np.nonzero(starts)[1].reshape(rows, count - 1) + 1
+    return np.diff(inner, axis=1, prepend=0, append=items)

@@ -98,15 +98,14 @@ def measure_in_turn(runs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmS
     arms = {name: ArmSpeed([], []) for name in first.values()}
     for number in range(ROUNDS):
         for name in alternating(arms, number):  # a slowdown affects all arms
-            read = read_by(runs[name].cfg, dataset)
             found, device = arms[name], runs[name].hardware.torch_device
             if device.type == "cuda":
                 gc.collect()  # what the arm before left in cycles of references
                 reset_peak_memory(device)
-            found.train.append(training_speed(runs[name], read))
+            found.train.append(training_speed(runs[name], dataset))
             if device.type == "cuda":
                 found.memory.append(peak_memory_bytes(device))
-            if current_rank() == 0 and (speeds := generation_speeds(runs[name], read)):
+            if current_rank() == 0 and (speeds := generation_speeds(runs[name], dataset)):
                 found.decode.append(speeds[0])
                 found.prefill.append(speeds[1])
         if current_rank() == 0:
@@ -123,7 +122,7 @@ def settings_but_budget(run: Run) -> str:
 
 def training_speed(run: Run, dataset: Dataset) -> float:
     """Training tokens per second over all devices: the median of `STEPS` steps after a warm-up."""
-    cfg = run.cfg
+    cfg, dataset = run.cfg, read_by(run.cfg, dataset)
     model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
     module = build_module(run, model, dataset.bytes_per_token)
     data = open_data_module(cfg, dataset)
@@ -143,6 +142,7 @@ def generation_speeds(run: Run, dataset: Dataset) -> tuple[float, float] | None:
 
     With the KV cache; None for a model that cannot decode with one.
     """
+    dataset = read_by(run.cfg, dataset)
     model = place(build_model(run.cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id), run.hardware)
     if not model.decodes:
         return None

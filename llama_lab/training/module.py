@@ -177,7 +177,7 @@ class LanguageModel(L.LightningModule):
         if self.ema is not None:
             metrics["val/ema_loss"] = ema_nll / tokens
         of_parts = zip(parts, sums.tolist(), strict=False)  # the only part of other text than a mixture has no name
-        return metrics | {f"val/loss/{name}": nll / tokens for name, (nll, tokens, *_) in of_parts}
+        return metrics | {f"val/loss/{name}": nll / tokens for name, (nll, tokens, *_) in of_parts if tokens}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Save the metrics not yet logged, averaged over all ranks, so that a resumed run logs the same means."""

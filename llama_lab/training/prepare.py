@@ -75,8 +75,7 @@ def check_run(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
         raise ConfigError(
             f"~{missing[0]}: a run needs a choice of {missing[0]}; leave this out for the default, or see --help"
         )
-    if choices["objective"] == "prefix" and choices["family"] != "decoder":
-        raise ConfigError(f"objective=prefix: is for family=decoder, not {choices['family']}; leave out one of them")
+    check_objective(cfg, choices)
     check_complete(cfg)
     defaults = default_settings(choices)
     check_kinds(cfg, defaults)
@@ -90,6 +89,16 @@ def check_run(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
     asked = [f"{mode}={format_value(cfg[mode])}" for mode in ("draw", "estimate", "measure") if cfg[mode]]
     if len(asked) > 1:
         raise ConfigError(f"{asked[0]}: {asked[1]} does something else; give one of them")
+
+
+def check_objective(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
+    """Raise ConfigError for an objective that is for another family of models, or for other data."""
+    objective, family = choices["objective"], choices["family"]
+    needed = {"prefix": "decoder", "span": "encoder_decoder"}.get(str(objective), family)
+    if family != needed:
+        raise ConfigError(f"objective={objective}: is for family={needed}, not {family}; leave out one of them")
+    if objective == "span" and "probe" in cfg.data:
+        raise ConfigError("objective=span: a probe has targets of its own; leave it out, or choose a text")
 
 
 def check_effects(configs: Sequence[DictConfig], overrides: Iterable[str]) -> None:

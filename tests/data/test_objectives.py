@@ -1,19 +1,29 @@
 """Objectives: which tokens of a training window are predicted."""
 
+from collections import Counter
+from itertools import combinations, pairwise
+from pathlib import Path
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llama_lab.config.components import build_model
 from llama_lab.data.data_module import open_data_module
-from llama_lab.data.dataset import Examples
-from llama_lab.data.objectives import Prefix
+from llama_lab.data.dataset import Examples, Ids
+from llama_lab.data.objectives import Prefix, Span
 from llama_lab.data.open import open_dataset
 from llama_lab.data.probes import ProbeDataset, Reverse
+from llama_lab.data.tokenizer import ByteTokenizer, TextTokenizer
 from llama_lab.model.loss import IGNORE
 from llama_lab.util.errors import ConfigError
-from tests.training.tiny import planned
+from tests.conftest import Command
+from tests.training.tiny import planned, trained
 
 T, BATCH = 16, 64
+BYTE = ByteTokenizer().train(iter(())).with_tokens(Span.extra_tokens)
+END, FIRST = 256, 257  # the end of a text, and the first sentinel
 
 
 def drawn(seed: int = 1, step: int = 0, rows: range = range(BATCH), least: int = 2) -> np.ndarray:
@@ -67,3 +77,129 @@ def test_what_cannot_have_a_prefix_is_refused(overrides: str, message: str, tiny
 
     with pytest.raises(ConfigError, match=f"^{message}"):
         prepare()
+
+
+def test_spans_are_as_in_a_table_written_by_hand() -> None:
+    tokens = np.array([[10, 11, 12, 13, 14, 15, 16, 17], [20, 21, 22, 23, 24, 25, 26, 27]])
+    is_noise = np.array([[0, 0, 1, 1, 1, 0, 0, 1], [0, 1, 0, 0, 0, 1, 1, 1]], dtype=bool)
+    inputs, targets, source = Span(BYTE, 0.5, 2.0).divide(tokens, is_noise)
+    assert source.tolist() == [[10, 11, 257, 15, 16, 258, 256], [20, 257, 22, 23, 24, 258, 256]]
+    assert targets.tolist() == [[257, 12, 13, 14, 258, 17, 256], [257, 21, 258, 25, 26, 27, 256]]
+    assert inputs.tolist() == [[256, 257, 12, 13, 14, 258, 17], [256, 257, 21, 258, 25, 26, 27]]
+
+
+def published_masks(length: int, density: float, mean_span: float) -> list[tuple[bool, ...]]:
+    """All results of T5's `random_spans_noise_mask`, which are equally likely."""
+    noise = min(max(round(length * density), 1), length - 1)
+    spans = max(1, round(noise / mean_span))
+
+    def segmentations(items: int) -> list[list[int]]:
+        cuts = combinations(range(1, items), spans - 1)
+        return [[b - a for a, b in pairwise([0, *inner, items])] for inner in cuts]
+
+    return [
+        tuple(flag for pair in zip(kept, lost, strict=True) for flag in [False] * pair[0] + [True] * pair[1])
+        for kept in segmentations(length - noise)
+        for lost in segmentations(noise)
+    ]
+
+
+def test_masks_are_those_of_t5_s_procedure_and_equally_likely() -> None:
+    rows, expected = 21_000, published_masks(12, 0.33, 2.0)
+    drawn = Span(BYTE, 0.33, 2.0).draw(np.random.default_rng(0), rows, 12)
+    counts = Counter(map(tuple, drawn.tolist()))
+    assert (len(expected), counts.keys()) == (21, set(expected))
+    assert [*counts.values()] == pytest.approx([rows / 21] * 21, rel=0.15)
+
+
+@given(st.integers(10, 300), st.floats(0.05, 0.5), st.floats(2.0, 5.0), st.integers(0, 99))
+def test_spans_put_into_the_source_give_the_window_back(length: int, density: float, mean: float, step: int) -> None:
+    objective, tokens = Span(BYTE, density, mean), np.arange(3 * length).reshape(3, length) % 256
+    inputs, targets, source = objective.examples(Examples(tokens, tokens), 1, step, 3, range(3))
+    noise, spans = objective.counts(length)
+    assert (source.shape, targets.shape) == ((3, length - noise + spans + 1), (3, noise + spans + 1))
+    assert (inputs[:, 0] == source[:, -1]).all()
+    assert (inputs[:, 1:] == targets[:, :-1]).all()
+    for window, read, predicted in zip(tokens, source.tolist(), targets.tolist(), strict=True):
+        assert read.pop() == predicted.pop() == END
+        starts = [i for i, token in enumerate(predicted) if token > END]
+        assert [predicted[i] for i in starts] == [FIRST + i for i in range(spans)]
+        of_sentinel = dict(zip(range(FIRST, FIRST + spans), np.split(predicted, starts)[1:], strict=True))
+        assert [x for token in read for x in (of_sentinel[token][1:] if token > END else [token])] == window.tolist()
+
+
+def span(step: int = 0, seed: int = 1, rows: range = range(BATCH)) -> tuple[Ids, ...]:
+    windows = np.arange(BATCH * T).reshape(BATCH, T)[rows] % 256
+    return Span(BYTE, 0.4, 2.0).examples(Examples(windows, windows), seed, step, BATCH, rows)
+
+
+def test_spans_depend_on_seed_and_step_alone_and_in_validation_on_the_window_s_number() -> None:
+    for one, all_rows in zip(span(rows=range(16, 32)), span(), strict=True):
+        assert (one == all_rows[16:32]).all()
+    assert (span()[2] != span(step=1)[2]).any()
+    assert (span()[2] != span(seed=2)[2]).any()
+    windows = np.arange(4 * T).reshape(4, T)
+    windows[3, 5:] = IGNORE
+    together = Span(BYTE, 0.4, 2.0).val_examples(Examples(windows, windows), [0, 2, 4, 6])
+    again = Span(BYTE, 0.4, 2.0).val_examples(Examples(windows[1:3], windows[1:3]), [2, 4])
+    assert all((a[1:3] == b).all() for a, b in zip(together, again, strict=True))
+    assert len({tuple(row) for row in (together[1][:3] >= FIRST).tolist()}) == 3, "each window has its own"
+    assert (together[1][3] == IGNORE).all(), "a window that is not whole predicts nothing"
+    assert (together[1][:3] != IGNORE).all()
+
+
+def test_a_vocabulary_that_has_the_sentinels_keeps_their_ids() -> None:
+    """As that of T5, in which they descend."""
+    descending = ByteTokenizer().train(iter(())).with_tokens(Span.extra_tokens[::-1])
+    assert descending.with_tokens(Span.extra_tokens).hash == descending.hash
+    source = Span(descending, 0.15, 2.0).divide(np.array([[1, 2, 3]]), np.array([[False, True, True]]))[2]
+    assert source.tolist() == [[1, 356, END]]
+
+
+SPAN = ("objective=span", "family=encoder_decoder")
+
+
+def test_the_tokenizer_of_a_run_gains_the_sentinels(tiny: list[str], tmp_path: Path) -> None:
+    cfg = planned(*tiny, *SPAN).cfg
+    dataset, plain = open_dataset(cfg), open_dataset(planned(*tiny).cfg)
+    own = plain.index.vocab_size
+    assert dataset.index.vocab_size == own + 100
+    assert dataset.index.tokenizer_hash == dataset.tokenizer.hash != plain.index.tokenizer_hash
+    assert (dataset.index.data_hash, plain.index.train) == (plain.index.data_hash, dataset.index.train)
+    path = trained(*tiny, *SPAN, "train.tokens=2560", f"runs_dir={tmp_path}")
+    saved = TextTokenizer.load(path / "tokenizer.json")
+    assert saved.ids_of(["<extra_id_0>", "<extra_id_99>"]) == [own, own + 99]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("objective.density=1", "objective.density=1: must be between 0 and 1, such as 0.15"),
+        ("objective.density=0", "objective.density=0: must be between 0 and 1"),
+        ("objective.mean_span=0.5", "objective.mean_span=0.5: must be at least 1 token"),
+        ("objective.mean_span=1", "objective.mean_span=1: a window of model.max_seq_len=32 has 5 spans of 5 tokens"),
+        ("objective.density=0.95", "objective.mean_span=3.0: a window of model.max_seq_len=32 has 10 spans of 30 tok"),
+        ("model.max_seq_len=5", "objective.mean_span=3.0: a window of model.max_seq_len=5 has 1 spans of 1 tokens"),
+        (
+            "model.max_seq_len=1024 objective.density=0.3",
+            "objective.mean_span=3.0: .* has 102 spans, and there are 100 sen",
+        ),
+        ("model.vocab_size=100", "model.vocab_size=100: the tokenizer has 357 ids"),
+    ],
+)
+def test_windows_without_room_for_spans_are_refused(overrides: str, message: str, tiny: list[str]) -> None:
+    cfg = planned(*tiny, *SPAN, *overrides.split()).cfg
+
+    def prepare() -> None:
+        dataset = open_dataset(cfg)
+        build_model(cfg, dataset.index.vocab_size, 9)
+        open_data_module(cfg, dataset)
+
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        prepare()
+
+
+def test_a_probe_has_no_spans(command: Command) -> None:
+    ran = command(*SPAN, "data=recall")
+    problem = "error: objective=span: a probe has targets of its own; leave it out, or choose a text\n"
+    assert (ran.code, ran.err) == (2, problem)

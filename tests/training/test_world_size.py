@@ -135,10 +135,11 @@ def test_muon_on_shards_is_muon_on_one_device(tiny: list[str], run_train: RunTra
 
 
 @pytest.mark.slow
-def test_prefixes_of_unequal_length_weigh_alike_on_two_devices(
-    tiny: list[str], run_train: RunTrain, tmp_path: Path
+@pytest.mark.parametrize("objective", ["objective=prefix", "objective=span family=encoder_decoder"])
+def test_two_devices_predict_the_same_of_each_window_and_weigh_it_alike(
+    objective: str, tiny: list[str], run_train: RunTrain, tmp_path: Path
 ) -> None:
-    overrides = [*tiny, "objective=prefix", "train.tokens=2560", "train.log_every=1", "train.micro_batch_size=2"]
+    overrides = [*tiny, *objective.split(), "train.tokens=2560", "train.log_every=1", "train.micro_batch_size=2"]
     alone = trained(*overrides, f"runs_dir={tmp_path}")
     ran = run_train(*overrides, "trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", **LOOPBACK)
     assert (ran.code, ran.err) == (0, "")

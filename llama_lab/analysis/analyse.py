@@ -25,7 +25,8 @@ from .inference import inference
 from .learning_rates import is_swept, judged_runs, learning_rates
 from .ranking import rankings
 from .result import (
-    JUDGED_LOSSES,
+    BITS,
+    SECOND_HALF,
     SPEEDS,
     ArmResult,
     Comparison,
@@ -35,6 +36,7 @@ from .result import (
     Result,
     estimate_of,
     final_losses,
+    judged_by,
 )
 from .scaling_gains import scaled
 from .settings import RATE, different_settings
@@ -55,9 +57,9 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     records: list[Record] = runs["record"].tolist()
     rates = tuple(learning_rates(name, own) for name, own in of_arm.items() if is_swept(own))
     judged: Judged = {name: judged_runs(own)["record"].tolist() for name, own in of_arm.items()}
-    texts = {(r.environment.tokenizer_hash, r.environment.data_hash) for own in judged.values() for r in started(own)}
-    metric: Loss = "val/loss" if len(texts) < 2 else "val/bits_per_byte"  # nats of other tokens mean something else
-    losses = {unit: final_losses(judged, unit) for unit in JUDGED_LOSSES}
+    metric = judged_by([record for own in judged.values() for record in started(own)])
+    units: list[Loss] = [metric, BITS] if metric == "val/loss" else [metric]
+    losses = {unit: final_losses(judged, unit) for unit in units}
     speed = measured_speed(folder)
     compared = compare_arms(study, judged, losses, metric, is_final=True)
     effects = effects_of(study, losses[metric]) if study.is_factorial else ()
@@ -124,8 +126,8 @@ def _arm_result(result: Result, arm: Arm, judged: Judged, compared: Mapping[Pair
         arm=arm,
         learning_rates=tuple(sorted({record.config[RATE] for record in ours if RATE in record.config})),
         records=tuple(records),
-        loss=estimate_of(records, "val/loss"),
-        bits=estimate_of(records, "val/bits_per_byte"),
+        loss=estimate_of(records, result.nats),
+        bits=estimate_of(records, BITS) if metric != SECOND_HALF else None,
         accuracy=estimate_of(records, "val/accuracy"),
         ema=estimate_of(records, "val/ema_loss"),
         to_previous=compared.get((arm.name, arm.previous or "")),

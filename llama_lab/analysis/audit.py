@@ -159,8 +159,12 @@ def _faults(run: Record, trust: Trust) -> dict[str, bool]:
     in_both = [row for row in rows if nats_per_bit and "val/bits_per_byte" in row and "val/loss" in row]
     facts, at_trained = Summary.load(run.path), run.evaluation.lengths[0].loss if run.evaluation.lengths else None
     targets = TARGET.findall((run.path / RESOLVED).read_text(encoding="utf-8"))
-    left_out = "ffn" if FFN in run.config else None  # by a block
-    built = [_built_by(group, option) for group, option in environment.choices.items() if group != left_out]
+    left_out = {"ffn": FFN, "family": "objective._target_"}  # by a block; by an objective with a model of its own
+    built = [
+        _built_by(group, option)
+        for group, option in environment.choices.items()
+        if left_out.get(group) not in run.config
+    ]
     return {
         "A loss is not a positive number": any(not 0 < run.summary.get(key, 1) < inf for key in LOSSES),
         "metrics.csv lacks rows": _lacks_rows(run),

@@ -7,11 +7,12 @@ from itertools import combinations, product
 import numpy as np
 import pandas as pd
 
+from llama_lab.data.objectives import targets_of
 from llama_lab.runs.record import Record, finished
 from llama_lab.runs.study import Pair, Study
-from llama_lab.util.formatting import count
+from llama_lab.util.formatting import conjoin, count
 
-from .result import JUDGED_LOSSES, Comparison, Interaction, Loss, Result, common_losses, final_losses
+from .result import BITS, Comparison, Interaction, Loss, Result, common_losses, final_losses
 from .sentences import divergence
 from .statistics import Effect, PairedDifference, contrast_name, describe, factorial_effects, judge, seeds_needed
 
@@ -30,10 +31,9 @@ def compare_arms(study: Study, judged: Judged, losses: Table, metric: Loss, is_f
     tested = [pair for pair in dict.fromkeys((*study.family, *study.ends)) if pair in testable]
     for pair, test in zip(tested, judge_pairs(losses[metric], tested), strict=True):
         c = found[pair]
-        if c.nats:  # with one tokenizer, the two units differ by a factor
-            c = replace(c, nats=c.nats.with_test(test), bits=c.bits.with_test(test, c.bits.sd / c.nats.sd))
-        else:
-            c = replace(c, bits=c.bits.with_test(test))
+        # With one tokenizer, the two units differ by a factor.
+        bits = c.bits and c.bits.with_test(test, c.bits.sd / c.change.sd)
+        c = replace(c, nats=c.nats and c.nats.with_test(test), bits=bits)
         is_needed = is_final and test.mean and not test.significant
         found[pair] = replace(c, seeds_needed=seeds_needed(test, len(tested))) if is_needed else c
     return found
@@ -53,14 +53,18 @@ def _compare(arm: str, against: str, judged: Judged, losses: Table, metric: Loss
     seeds = tuple(losses[metric].index[is_pair])
     if not seeds:
         return None
-    pairs = (columns[unit][is_pair] for unit in JUDGED_LOSSES)
-    nats, bits = (describe(pair[:, 0] - pair[:, 1], scale=pair.max()) for pair in pairs)
+    pairs = {unit: column[is_pair] for unit, column in columns.items()}
+    changes = {unit: describe(pair[:, 0] - pair[:, 1], scale=pair.max()) for unit, pair in pairs.items()}
     texts = {record.environment.data_hash for name in (arm, against) for record in finished(judged[name])}
     # The mean over the seeds that survive a divergence is biased.
     untested = " and ".join(filter(None, (divergence(name, judged[name]) for name in (arm, against))))
+    kinds = sorted({targets_of(record.config) for name in (arm, against) for record in finished(judged[name])})
+    if len(kinds) > 1:
+        untested = f"losses of {conjoin(kinds)} do not compare"
     if len(texts) > 1:
         untested = f"{arm} and {against} were trained on different texts"
-    return Comparison(arm, against, seeds, nats if metric == "val/loss" else None, bits, untested=untested)
+    nats = changes[metric] if metric != BITS else None
+    return Comparison(arm, against, seeds, nats, changes.get(BITS), untested=untested)
 
 
 def noise(result: Result) -> dict[str, float]:

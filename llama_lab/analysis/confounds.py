@@ -13,7 +13,7 @@ from . import audit
 from .comparisons import noise
 from .environments import unequal_environments, unequal_machines, unequal_texts
 from .inference import TIMED
-from .result import Result, unit_of
+from .result import SECOND_HALF, Result, unit_of
 from .sentences import (
     MOST_NAMES,
     by_fault,
@@ -27,7 +27,7 @@ from .sentences import (
     values_in,
 )
 from .settings import RATE, SEEDS, TOKENS
-from .unequal_settings import unequal_settings
+from .unequal_settings import mean_targets, unequal_settings
 
 OPTIMIZER = "optim"
 MOST_UNMATCHED = 0.01  # difference in parameters without matching, as a fraction
@@ -69,6 +69,17 @@ def _unequal_tokens(result: Result) -> Iterator[str]:
         trained = disagreement(done, [f"{record.summary['tokens']:,.0f}" for record in done])
         if values := budgets or trained:
             yield sentence(f"Training tokens differ: {values}", "more training alone lowers the loss")
+
+
+def _unequal_targets(result: Result) -> Iterator[str]:
+    """What the losses of several families are of, and how many of the tokens that arms read they predict."""
+    done = finished(result.records) if result.metric == SECOND_HALF else []
+    read = [record.summary["tokens"] for record in done]
+    shares = [mean_targets(record.config) / record.config["model.max_seq_len"] for record in done]
+    counts = [f"{share * tokens:,.0f} of {tokens:,.0f}" for share, tokens in zip(shares, read, strict=True)]
+    if values := disagreement(done, counts):
+        equal = "equal in tokens read" if len({*read}) == 1 else "not equal in tokens read"
+        yield f"Losses are of second halves, given the first; arms are {equal}, not in targets predicted: {values}."
 
 
 def _same_seeds(result: Result) -> Iterator[str]:
@@ -233,6 +244,7 @@ RULES = (
     _missing,
     unequal_texts,
     _unequal_tokens,
+    _unequal_targets,
     unequal_settings,
     audit.mislabelled,
     audit.copies,

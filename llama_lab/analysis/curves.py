@@ -10,7 +10,7 @@ from llama_lab.runs.record import Record, finished
 from llama_lab.runs.study import Pair, Study
 
 from .comparisons import Judged, Table, compare_arms, effects_of
-from .result import JUDGED_LOSSES, Curve, CurveMetric, DifferenceCurve, Loss
+from .result import BITS, Curve, CurveMetric, DifferenceCurve, Loss
 from .statistics import PairedDifference
 
 MAX_POINTS = 200  # of a curve
@@ -22,7 +22,7 @@ def loss_curves(arm: str, records: Sequence[Record], metric: Loss) -> Iterator[C
 
     The training loss is left out if arms are judged in bits per byte.
     """
-    metrics: tuple[CurveMetric, ...] = (metric, "train/loss") if metric == "val/loss" else (metric,)
+    metrics: tuple[CurveMetric, ...] = (metric,) if metric == BITS else (metric, "train/loss")
     for one in metrics if (shown := drawn(records)) else ():
         rows = [{row["tokens"]: row for row in record.metrics if one in row} for record in shown]
         tokens = _thin(sorted(set.intersection(*map(set, rows))), MAX_POINTS)
@@ -41,7 +41,7 @@ def difference_curves(study: Study, judged: Judged, final: Table, metric: Loss) 
     done = finished(record for records in judged.values() for record in records)
     if not done:
         return ()
-    at: dict[float, pd.DataFrame | None] = dict(list(_logged(done).groupby("tokens")))
+    at: dict[float, pd.DataFrame | None] = dict(list(_logged(done, [*final]).groupby("tokens")))
     ends = {record.summary["tokens"] for record in done}
     if len(ends) == 1:
         at = {tokens: rows for tokens, rows in at.items() if tokens < min(ends)} | dict.fromkeys(ends)
@@ -49,7 +49,7 @@ def difference_curves(study: Study, judged: Judged, final: Table, metric: Loss) 
     for tokens in _thin(list(at), MAX_JUDGED):
         losses = final
         if (then := at[tokens]) is not None:
-            tables = {unit: then.pivot_table(unit, "seed", "arm", aggfunc="last") for unit in JUDGED_LOSSES}
+            tables = {unit: then.pivot_table(unit, "seed", "arm", aggfunc="last") for unit in final}
             losses = {unit: table.reindex(columns=list(judged)) for unit, table in tables.items()}
         if study.is_factorial:
             found = {(effect.name, ""): effect.change for effect in effects_of(study, losses[metric])}
@@ -64,10 +64,10 @@ def difference_curves(study: Study, judged: Judged, final: Table, metric: Loss) 
     )
 
 
-def _logged(records: Sequence[Record]) -> pd.DataFrame:
-    """The rows of metrics.csv that have JUDGED_LOSSES, with `arm` and `seed`, at the tokens that all runs share."""
+def _logged(records: Sequence[Record], losses: list[Loss]) -> pd.DataFrame:
+    """The rows of metrics.csv that have all `losses`, with `arm` and `seed`, at the tokens that all runs share."""
     tables = [
-        pd.DataFrame(one.metrics, columns=["tokens", *JUDGED_LOSSES]).dropna().assign(arm=one.arm, seed=one.seed, run=i)
+        pd.DataFrame(one.metrics, columns=["tokens", *losses]).dropna().assign(arm=one.arm, seed=one.seed, run=i)
         for i, one in enumerate(records)
     ]
     rows = pd.concat(tables).drop_duplicates(["run", "tokens"], keep="last")

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from llama_lab.runs.study import ArmSpeed
+from llama_lab.util.formatting import conjoin
 
 from .comparisons import judge_pairs
 from .result import ArmResult, Quantity, Ranking, Result, Standing
@@ -44,6 +45,9 @@ def rankings(result: Result) -> tuple[Ranking, ...]:
 
 
 def _by_loss(result: Result, names: Names) -> Ranking:
+    if len(result.targets) > 1:
+        reason = f"losses of {conjoin(result.targets)} do not compare"
+        return _ranking("loss", names, {}, dict.fromkeys(names, reason), None)
     tested = {name for c in result.pairs if c.change.is_tested for name in (c.arm, c.against)}
     clear = [(c.change.mean, c.arm, c.against) for c in result.pairs if c.change.significant]
     values = {arm.name: loss for arm in result.arms if (loss := arm.judged(result.metric))}

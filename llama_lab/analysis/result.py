@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pandas as pd
 
 from llama_lab.config.trust import Trust
+from llama_lab.data.objectives import targets_of
 from llama_lab.drawing.anatomy import Anatomy
 from llama_lab.runs.record import MISSING, Record, finished, started
 from llama_lab.runs.stored import STATE, UNITS
@@ -20,13 +21,15 @@ from llama_lab.util.formatting import UNKNOWN
 
 from .scaling_law import Scaling
 from .sentences import by_value
+from .settings import KIND
 from .statistics import Effect, Estimate, PairedDifference, SeedRange, estimate, pareto_front
 
-Loss = Literal["val/loss", "val/bits_per_byte"]
-JUDGED_LOSSES: tuple[Loss, ...] = ("val/loss", "val/bits_per_byte")
+Loss = Literal["val/loss", "val/bits_per_byte", "val/second_half_loss"]
+BITS: Loss = "val/bits_per_byte"
+SECOND_HALF: Loss = "val/second_half_loss"
 Quantity = Literal["loss", "train", "decode", "prefill", "memory", "cache", "longest"]
 Architectures = tuple[tuple[Anatomy, Anatomy | None], ...]
-CurveMetric = Literal["val/loss", "train/loss", "val/bits_per_byte"]
+CurveMetric = Literal[Loss, "train/loss"]
 SPEEDS = ("perf/tokens_per_second", "perf/mfu")
 
 
@@ -34,17 +37,17 @@ SPEEDS = ("perf/tokens_per_second", "perf/mfu")
 class Comparison:
     """One arm against another, over the seeds that both have finished.
 
-    nats: None if the tokenizers differ, and nats per token are not comparable. Intervals and p are those of the family
-    that the comparison belongs to; nan if it belongs to none, or is untested. untested: the reason, in words; empty if
-    there is none. seeds_needed: the fewest and the most seeds that would detect such a difference with 80% power; None
-    if it is significant or untested.
+    nats: None if the tokenizers differ, and nats per token are not comparable. bits: None of second halves, whose bytes
+    are not counted. Intervals and p are those of the family that the comparison belongs to; nan if it belongs to none,
+    or is untested. untested: the reason, in words; empty if there is none. seeds_needed: the fewest and the most seeds
+    that would detect such a difference with 80% power; None if it is significant or untested.
     """
 
     arm: str
     against: str
     seeds: tuple[int, ...]
     nats: PairedDifference | None
-    bits: PairedDifference
+    bits: PairedDifference | None
     seeds_needed: SeedRange | None = None
     untested: str = ""
 
@@ -56,7 +59,9 @@ class Comparison:
     @property
     def change(self) -> PairedDifference:
         """The difference in the unit that the arms are judged in."""
-        return self.bits if self.nats is None else self.nats
+        change = self.bits if self.nats is None else self.nats
+        assert change is not None
+        return change
 
 
 Finding = Comparison | Effect
@@ -127,13 +132,24 @@ class ArmResult:
 
     def judged(self, metric: Loss) -> Estimate | None:
         """The loss that the arm is judged by."""
-        return self.loss if metric == "val/loss" else self.bits
+        return self.bits if metric == BITS else self.loss
 
 
 def unit_of(arms: Sequence[ArmResult], metric: str) -> str:
     """The unit of a loss of these arms: that of a probe is a mean over its answers alone."""
     is_probe = any(arm.entropy_floor is not None for arm in arms)
     return UNITS[metric].replace("token", "answer") if is_probe else UNITS[metric]
+
+
+def judged_by(records: Sequence[Record]) -> Loss:
+    """The loss that compares runs: in nats of the same tokens if all log it, else in bits.
+
+    Families and objectives predict different parts of a window, and all of them the second half of it.
+    """
+    if len({(record.environment.tokenizer_hash, record.environment.data_hash) for record in records}) > 1:
+        return BITS
+    kinds = {tuple(record.config.get(key) for key in KIND) for record in records}
+    return SECOND_HALF if len(kinds) > 1 and all(SECOND_HALF in r.summary for r in finished(records)) else "val/loss"
 
 
 def final_losses(runs: Mapping[str, Sequence[Record]], metric: Loss) -> pd.DataFrame:
@@ -373,7 +389,7 @@ class Ranking:
 class Result:
     """Everything that the report shows.
 
-    metric: what arms are judged by: "val/loss", or "val/bits_per_byte" if tokenizers differ. verdict: one sentence.
+    metric: what arms are judged by, see `judged_by`. verdict: one sentence.
     answer: several. tests: which comparisons were tested together, and how. warnings: what was not controlled, in
     sentences. notes: other remarks. records: one per member of the study, in their order, tuning runs included. seeds:
     those that are judged. environment: for each fact, its values with the number of runs that had them. speed: of the
@@ -416,6 +432,16 @@ class Result:
     def unit(self) -> str:
         """The unit of `metric`."""
         return unit_of(self.arms, self.metric)
+
+    @property
+    def nats(self) -> Loss:
+        """The loss of arms in nats per token: `metric`, if that is not in bits per byte."""
+        return "val/loss" if self.metric == BITS else self.metric
+
+    @property
+    def targets(self) -> list[str]:
+        """What runs predict; losses of unlike targets do not compare."""
+        return sorted({targets_of(record.config) for record in self.started})
 
     def front(self, cost: str) -> tuple[str, ...]:
         """The arms that no other one beats in both the loss, over common seeds, and a cost, of speeds the slowness."""

@@ -30,6 +30,7 @@ COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any mod
 WIDTH, MIXER_WIDTH = "model.hidden_dim", "model.attention.value_dim"  # solved for by matching; see `width_key`
 FFN = "model.ffn"  # a key of its own only in a model whose block leaves it out
 DIMENSIONS = ("dim", "n_layers", "n_heads")
+KIND = ("model._target_", "objective._target_")  # family and objective, or what both make
 RATE = "optim.lr"
 TOKENS = "train.tokens"
 UNSET = "unset"
@@ -45,8 +46,8 @@ GROUPS = {
     "size": ("size", WIDTH, *(f"model.{key}" for key in (*DIMENSIONS, "head_dim", "n_kv_heads", "vocab_size"))),
 }
 
-# The keys that the axes of a design set which are named after no group or key.
-DERIVED = {"tokens_per_parameter": (TOKENS,)}
+# The keys that the axes of a design set which are named after no group of the model or key.
+DERIVED = {"tokens_per_parameter": (TOKENS,), "objective": ("objective", "model._target_")}
 
 # What layers that differ have copies of.
 COPIED = tuple(f"model.{part}" for part in ("n_layers", "max_seq_len")) + tuple(

@@ -9,7 +9,7 @@ from llama_lab.config.schema import belongs, flatten
 from llama_lab.runs.record import Record
 from llama_lab.runs.study import MATCHED, Study
 
-from .result import Result
+from .result import SECOND_HALF, Result
 from .sentences import by_fault, by_value, disagreement, disagreements, first_and_more, sentence, values_in
 from .settings import (
     COMPARED,
@@ -50,7 +50,9 @@ def unequal_settings(result: Result) -> Iterator[str]:
         and key not in planned
         and not any(is_named(key, axis) for axis in axes)
     ]
-    if values := disagreement(records, [predicted(record.config) for record in records]):
+    if result.metric != SECOND_HALF and (
+        values := disagreement(records, [predicted(record.config) for record in records])
+    ):
         given = "those of an attention.prefix are not predicted, nor those of a source"
         yield f"Losses are of different tokens, since {given}: {values}."
     different = _different(records, [key for key in shared if key not in BY_ROLE])
@@ -151,3 +153,12 @@ def predicted(config: Mapping[str, Any]) -> str:
     layers = [flatten(one) for one in config.get("model.layers") or ()]
     found = [config.get("model.attention.prefix"), *(one.get("attention.prefix") for one in layers)]
     return f"all but the first {max((size for size in found if size), default=1)}"
+
+
+def mean_targets(config: Mapping[str, Any]) -> float:
+    """How many tokens of a window a flat config's model predicts in training, in the mean."""
+    length = config["model.max_seq_len"]
+    if "model.encoder_layers" in config:
+        return length - length // 2  # type: ignore[no-any-return]
+    least = config.get("objective.least", 1)
+    return length - (least + length - 1) / 2 + 1 if least > 1 else length  # type: ignore[no-any-return]

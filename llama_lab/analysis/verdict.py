@@ -36,7 +36,7 @@ def _of_comparisons(result: Result) -> tuple[str, tuple[str, ...]]:
     at_longest = _at_longest(result)
     if not compared:
         return UNCOMPARED, (*diverged, UNCOMPARED, *at_longest)
-    if max(comparison.bits.n for comparison in compared) == 1:
+    if max(comparison.change.n for comparison in compared) == 1:
         return NOTHING, (*diverged, NOTHING, *(final if study.is_chain else ()), *at_longest)
     findings: Sequence[Finding] = compared
     if any(effect.change.is_tested for effect in result.effects):
@@ -193,15 +193,15 @@ def _first_to_last(result: Result) -> list[str]:
     verdict = "" if last.change.significant or last.change.sd == 0 else ", not significant"
     if last.untested:
         verdict = f", which is not tested: {last.untested}"
-    elif last.bits.n == 1:
+    elif last.change.n == 1:
         verdict = ", which may be noise"
     change = ", ".join(filter(None, [f"{last.change.text} {result.unit}", p_value(last.change.p)]))
     return [f"From the first arm, {last.against}, to the last, {last.arm}, the loss changed by {change}{verdict}."]
 
 
 def _lowest(result: Result) -> list[str]:
-    """The arm with the lowest mean over the seeds that all have finished; not of several sizes."""
-    if result.scaling:
+    """The arm with the lowest mean over the seeds that all have finished; not of several sizes or targets."""
+    if result.scaling or len(result.targets) > 1:
         return []
     arms, metric = result.arms, result.metric
     losses = common_losses(arms, metric)

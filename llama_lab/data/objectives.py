@@ -1,8 +1,9 @@
 """Objectives: which tokens of a training window are predicted, as a function of `data.seed` and the step."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -47,6 +48,12 @@ def extra_tokens(cfg: DictConfig) -> Sequence[str]:
     """The special tokens of the objective that `cfg` describes."""
     kind: Any = get_class(cfg.objective._target_) if cfg.get("objective") else Objective
     return kind.extra_tokens  # type: ignore[no-any-return]
+
+
+def targets_of(config: Mapping[str, Any]) -> str:
+    """What a run of this flat config predicts; of an objective that is none of ours, the default."""
+    module, _, name = str(config.get("objective._target_")).rpartition(".")
+    return getattr(import_module(__name__), name).targets if module == __name__ else Objective.targets
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from llama_lab.analysis.result import (
+    BITS,
     ArmResult,
     Comparison,
     Inference,
+    Loss,
     Ranking,
     Result,
 )
@@ -41,7 +43,7 @@ def summary_rows(result: Result) -> list[dict[str, Any]]:
     axes = result.study.axes
     inference = {found.arm: found for found in result.inference}
     rows = [
-        _row(arm, axes, result.seeds)
+        _row(arm, axes, result.seeds, result.nats)
         | (_rank_columns(result.ranks.get(arm.name)) if result.pairs else {})
         | _ranking_columns(result.rankings, arm.name)
         | _inference_columns(inference.get(arm.name))
@@ -97,7 +99,7 @@ def print_all(result: Result, console: Console) -> None:
     reference = result.study.before.split(maxsplit=1)[1] if any(arm.to_previous for arm in result.arms) else "baseline"
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("arm", overflow="fold")
-    loss_unit = "val loss" if result.metric == "val/loss" else "bits/byte"
+    loss_unit = "bits/byte" if result.metric == BITS else "val loss"
     for title in (loss_unit, f"to {reference}"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("verdict", min_width=11)  # "not significant" in two lines
@@ -133,8 +135,8 @@ def _print_list(title: str, sentences: Sequence[str], console: Console) -> None:
         console.print(f"- {sentence}")
 
 
-def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
-    losses = {record.seed: record.summary["val/loss"] for record in arm.records if record.done}
+def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int], nats: Loss) -> dict[str, Any]:
+    loss, losses = nats.replace("/", "_"), {record.seed: record.summary[nats] for record in arm.records if record.done}
     rates = {record.seed: record.config.get(RATE) for record in arm.records}
     return {
         "arm": arm.name,
@@ -142,7 +144,7 @@ def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str,
         "seeds": sum(record.done for record in arm.records),
         "diverged": sum(record.status == "diverged" for record in arm.records),
         "learning_rate": arm.learning_rates[0] if len(arm.learning_rates) == 1 else None,
-        **_columns("val_loss", arm.loss, *ESTIMATE),
+        **_columns(loss, arm.loss, *ESTIMATE),
         **_columns("val_bits_per_byte", arm.bits, *ESTIMATE),
         **_columns("val_accuracy", arm.accuracy, *ESTIMATE),
         **_columns("val_ema_loss", arm.ema, *ESTIMATE),
@@ -152,7 +154,7 @@ def _row(arm: ArmResult, axes: Sequence[str], seeds: Sequence[int]) -> dict[str,
         **{f"{name}_to_reach_baseline": arm.to_reach.get(name) for name in REACHED},
         **{name: arm.costs.get(name) for name in (*FIXED_COSTS, *MEASURED_COSTS)},
         "residual": arm.arm.residual,
-        **{f"val_loss:seed={seed}": losses.get(seed) for seed in seeds},
+        **{f"{loss}:seed={seed}": losses.get(seed) for seed in seeds},
         **{f"learning_rate:seed={seed}": rates.get(seed) for seed in seeds},
         "width": next((r.config.get(WIDTH) or r.config.get(MIXER_WIDTH) for r in arm.records if r.config), None),
     }

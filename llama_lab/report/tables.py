@@ -207,7 +207,7 @@ def _rankings(result: Result) -> Table:
 
 def _losses(result: Result) -> Table:
     columns: Columns = {
-        unit_of(result.arms, "val/loss").capitalize(): lambda arm: arm.loss,
+        unit_of(result.arms, result.nats).capitalize(): lambda arm: arm.loss,
         "Of averaged weights": lambda arm: arm.ema,
         "Of the best predictor": lambda arm: fmt.number(arm.entropy_floor, 4),
         "Accuracy": lambda arm: arm.accuracy,

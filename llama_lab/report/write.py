@@ -47,8 +47,8 @@ def write_files(result: Result, folder: Path) -> Path:
 
 # Of W&B's table of arms, which is no wider than a screen; summary.csv has all.
 WANDB_COLUMNS = (
-    *("arm", "seeds", "val_loss_mean", "to_baseline_nats_mean", "to_baseline_nats_low", "to_baseline_nats_high"),
-    *("to_baseline_nats_p", "params", "flops_per_token", "perf/tokens_per_second"),
+    *("arm", "seeds", "val_loss_mean", "val_second_half_loss_mean", "to_baseline_nats_mean", "to_baseline_nats_low"),
+    *("to_baseline_nats_high", "to_baseline_nats_p", "params", "flops_per_token", "perf/tokens_per_second"),
 )
 
 

@@ -57,7 +57,9 @@ METRICS = (
     Metric("train/loss", "the mean since the last row", NATS, progress="loss {:.3f}", curve="loss"),
     Metric("val/loss", "of the whole validation set", NATS, progress="val {:.3f}", final=True, curve="loss"),
     Metric("val/bits_per_byte", "the same, whatever the tokenizer", "bits per byte", final=True, curve="loss"),
-    Metric("val/second_half_loss", "of the second half of each window, given the first, of any family", NATS),
+    Metric(
+        "val/second_half_loss", "of windows, given the first, of any family", f"{NATS} of second halves", curve="loss"
+    ),
     Metric("val/accuracy", "of a probe: right answers", progress="accuracy {:.1%}", final=True),
     Metric("val/ema_loss", "of the average of the weights", NATS, progress="ema {:.3f}", final=True),
     cost("params", "parameters, tied ones once", noun="parameters", final=True),

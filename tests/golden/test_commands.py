@@ -38,6 +38,7 @@ ANY = ["train.tokens=5120", "study.seeds=[1,2]", "study.dry_run=true"]
 PLANS = {
     **{name: [] for name in ("ladder", "add_one", "leave_one_out", "kv_heads", "depth", "context", "learning_rate")},
     "recipes": [],
+    "families": [],
     "factorial": ["study.axes=[norm,ffn]"],
     "options": ["study.axis=ffn", "study.options=[relu,swiglu]"],
     "scaling": ["study.axis=ffn", "study.options=[relu,swiglu]", "study.sizes=[pico,nano]"],

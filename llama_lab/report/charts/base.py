@@ -5,19 +5,19 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from llama_lab.analysis.result import Result, Spread, unit_of
+from llama_lab.analysis.result import Loss, Result, Spread, unit_of
 from llama_lab.analysis.statistics import Estimate
 from llama_lab.util import formatting as fmt
 from llama_lab.util.chart import LABEL, LINE, Row, Spec, axis, rounded, rows
 
 from .style import Style
 
-LOSS = {"val/loss": "validation loss", "val/bits_per_byte": "validation loss", "train/loss": "training loss"}
+LOSS = {**dict.fromkeys(get_args(Loss), "validation loss"), "train/loss": "training loss"}
 WHOLE = {"scale": axis("y", "")["scale"]}
 LATE: dict[str, Spec] = {"without the first fifth": {}, "from the start": {"y": WHOLE}}  # see late_range
 ENDS = {"y", "low", "high"}  # what a y axis covers

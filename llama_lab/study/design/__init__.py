@@ -6,6 +6,7 @@ from .designs import AddOne as AddOne
 from .designs import Context as Context
 from .designs import Depth as Depth
 from .designs import Factorial as Factorial
+from .designs import Families as Families
 from .designs import KVHeads as KVHeads
 from .designs import Ladder as Ladder
 from .designs import LearningRate as LearningRate

@@ -372,6 +372,34 @@ def eval_lengths(lengths: Sequence[float]) -> str:
     return f"train.eval_lengths=[{','.join(f'{length:g}' for length in lengths)}]"
 
 
+@dataclass(frozen=True)
+class Families:
+    """A decoder, a prefix decoder and an encoder-decoder of one recipe (Raffel et al. 2020, table 2; Wang et al. 2022).
+
+    match: of the study. Each tower of the encoder-decoder has half of the decoder's layers; all of them if parameters
+    are not matched, since it reads half of a window.
+    """
+
+    base: str
+    match: str
+
+    def variants(self, configs: Composer) -> Variants:
+        """An arm per family."""
+        layers = compose_recipe(self.base, "base", configs)[0].model.n_layers
+        depth = layers if self.match in ("flops", "none") else max(1, layers // 2)
+        families = {
+            "decoder": ("decoder", "next_token", layers),
+            "prefix_decoder": ("decoder", "prefix", layers),
+            "encoder_decoder": ("encoder_decoder", "next_token", depth),
+        }
+        arms = {}
+        for name, (family, objective, n) in families.items():
+            own = f"family={family}", f"objective={objective}", f"model.n_layers={n}"
+            axes = {"family": family, "objective": objective, "n_layers": str(n)}
+            arms[name] = axes, (f"arch={self.base}", *own)
+        return Variants(matched_arms(arms), title=f"{self.base} as {conjoin([*arms])}")
+
+
 def check_levels(key: str, levels: Sequence[object], kind: type, least: Literal[1, 2] = 1) -> None:
     """Raise ConfigError for fewer levels than `least`, a repeated one, or one that is not of `kind`."""
     if len(set(levels)) < max(least, len(levels)) or not all(is_kind(level, kind) for level in levels):

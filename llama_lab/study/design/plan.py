@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.analysis.settings import MIXER_WIDTH, WIDTH, planned_settings
+from llama_lab.analysis.settings import KIND, MIXER_WIDTH, WIDTH, planned_settings
 from llama_lab.config.components import build_model, model_cost
-from llama_lab.config.grammar import override_key, to_override
+from llama_lab.config.grammar import format_value, override_key, to_override
 from llama_lab.config.schema import CHANGEABLE, INDIRECT, flatten
 from llama_lab.data.dataset import HALVES, Dataset
+from llama_lab.data.objectives import targets_of
 from llama_lab.data.open import open_dataset, read_by
 from llama_lab.data.tokenizer import encode_prompt
 from llama_lab.devices.site import Site
@@ -201,6 +202,7 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
     check_distinct(drafts)
     check_effects([draft.cfg for draft in drafts.values()], command.shared)
     check_budget(drafts)
+    check_families(drafts)
     with open_display(steps=1, rank=0) as display:
         dataset = open_dataset(drafts[variants.arms[0].name].cfg, display)
     planned: dict[str, PlannedArm] = {}
@@ -318,6 +320,21 @@ def check_budget(drafts: Mapping[str, Run]) -> None:
             f"train.tokens={tokens}: is no whole number of steps of {conjoin(list(map(str, sizes)))} tokens, so that "
             f"arms would train unequally; give train.tokens={max(tokens // common, 1) * common}"
         )
+
+
+def check_families(drafts: Mapping[str, Run]) -> None:
+    """Raise ConfigError for arms of several families or objectives whose losses do not compare."""
+    configs = [flatten(resolved(draft.cfg)) for draft in drafts.values()]
+    if len({tuple(config.get(key) for key in KIND) for config in configs}) == 1:
+        return
+    if len(targets := sorted({*map(targets_of, configs)})) > 1:
+        raise ConfigError(f"objective: losses of {conjoin(targets)} do not compare; give all arms the same targets")
+    if lengths := next((found for config in configs if (found := config["train.eval_lengths"])), None):
+        problem = "beyond the trained context families read unlike parts of a window; set it to []"
+        raise ConfigError(f"train.eval_lengths={format_value(lengths)}: {problem}")
+    if len(windows := sorted({str(config["model.max_seq_len"]) for config in configs})) > 1:
+        problem = "families are compared by the second halves of equal windows; give all arms one"
+        raise ConfigError(f"model.max_seq_len: arms have {conjoin(windows)}, but {problem}")
 
 
 def plan_arm(command: StudyCommand, arm: Arm, draft: Run, dataset: Dataset, reference: Cost | None) -> PlannedArm:

@@ -414,7 +414,13 @@ VALUES = {f"{key}=abc": f"{key}=abc: " for key in NUMBERS.split()} | {
 }
 BAD = {  # what else cannot work: overrides, how the line about them begins, and what it also holds
     "objective=prefix family=encoder_decoder": ("objective=prefix: is for family=decoder, not encoder_decoder; ", ""),
-    "objective=span": ("objective=span: is for family=encoder_decoder, not decoder; leave out one of them", ""),
+    "objective=span": (
+        "objective=span: is for family=encoder_decoder, not decoder; change one of them",
+        "",
+    ),
+    "objective=masked": ("objective=masked: is for family=encoder, not decoder; change one of them", ""),
+    "family=encoder": ("family=encoder: sees what objective=next_token predicts; add objective=masked", ""),
+    "family=encoder objective=masked train.sample_tokens=9": ("train.sample_tokens=9: model.encoder: predicts", "to 0"),
     "experiment=mine": ("experiment=mine: ", "--config-dir"),
     "position=none model.position.theta=5e5": ("model.position.theta=5e5: no such", "to position=rope | sinusoidal; "),
     "model.context_length=64": ("model.context_length=64: no such key (did you mean model.max_", ""),
@@ -539,7 +545,7 @@ def test_what_is_missing_is_named_with_an_example(command: Command) -> None:
 @pytest.mark.parametrize("key", ["window=4", "sinks=true", "qk_norm=head"])
 def test_a_recurrent_layer_has_no_windows_sinks_and_norms_of_queries_and_keys(key: str, command: Command) -> None:
     ran = command("attention=mamba2", "position=none", f"model.attention.{key}")
-    problem = "no such key here, it belongs to attention=mha; choose that, or leave this out"
+    problem = "no such key here, it belongs to attention=mha; change one of them"
     assert (ran.code, ran.err) == (2, f"error: model.attention.{key}: {problem}\n")
 
 

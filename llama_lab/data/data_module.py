@@ -98,10 +98,15 @@ class TokenDataModule(L.LightningDataModule):
 def open_data_module(cfg: DictConfig, dataset: Dataset) -> TokenDataModule:
     """The batches of the run that `cfg` describes. Raises ConfigError as the class and the objective do."""
     train = cfg.train
-    given = {"tokenizer": dataset.tokenizer} if extra_tokens(cfg) else {}
-    objective = build(cfg.objective, "objective", **given) if cfg.get("objective") else None
+    objective = open_objective(cfg, dataset)
     sizes = (cfg.model.max_seq_len, train.batch_size, train.micro_batch_size)
     return TokenDataModule(dataset, *sizes, cfg.data.seed, objective)
+
+
+def open_objective(cfg: DictConfig, dataset: Dataset) -> Objective | None:
+    """The objective that `cfg` describes, for a dataset; None: each next token. Raises ConfigError."""
+    given = {"tokenizer": dataset.tokenizer} if extra_tokens(cfg) else {}
+    return build(cfg.objective, "objective", **given) if cfg.get("objective") else None
 
 
 class TrainBatches:

@@ -163,3 +163,54 @@ def segments(generator: np.random.Generator, rows: int, items: int, count: int) 
     starts = generator.permuted(np.tile(np.arange(1, items) < count, (rows, 1)), axis=1)
     inner = np.nonzero(starts)[1].reshape(rows, count - 1) + 1
     return np.diff(inner, axis=1, prepend=0, append=items)
+
+
+@dataclass(frozen=True)
+class Masked(Objective):
+    """What `objective=masked` selects: some tokens of a window are predicted at their own places (BERT, section 3.1).
+
+    share: of the tokens that a window predicts, the number rounded, and at least one. Of these, 80% become the mask,
+    10% any token, and 10% stay as they are. An encoder reads the tokens up to the last that the window predicts. Raises
+    ConfigError for a share of nothing.
+    """
+
+    tokenizer: TextTokenizer
+    share: float
+    extra_tokens = ("[MASK]",)
+    targets = "masked tokens"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ConfigError(f"objective.share={self.share}: must be more than 0 and less than 1, such as 0.15")
+
+    def require_room(self, seq_len: int) -> None:
+        """Raise ConfigError unless windows of `seq_len` tokens keep one that is not masked."""
+        if seq_len < 2:
+            raise ConfigError(f"model.max_seq_len={seq_len}: its only token would be masked; make it at least 2")
+
+    def examples(self, whole: Examples, seed: int, step: int, batch_size: int, rows: range) -> tuple[Ids, ...]:
+        """The examples of `rows` of the batch at `step`."""
+        generator = np.random.default_rng(np.random.SeedSequence([seed, step]))
+        return self.masked(whole, generator.random((3, batch_size, whole.targets.shape[1]))[:, rows])
+
+    def val_examples(self, whole: Examples, at: Sequence[int]) -> tuple[Ids, ...]:
+        """Of the validation windows with the numbers `at`, each masked by its number."""
+        draws = [np.random.default_rng(number).random((3, whole.targets.shape[1])) for number in at]
+        return self.masked(whole, np.stack(draws, 1))
+
+    def masked(self, whole: Examples, draws: npt.NDArray[np.float64]) -> tuple[Ids, ...]:
+        """Inputs and targets, and if windows are padded their lengths. draws: `(3, B, T)`, uniform from 0 to 1.
+
+        By these are tokens ranked, the fate of masked ones chosen, and other tokens drawn.
+        """
+        order, fate, other = draws
+        predicted = whole.targets != IGNORE
+        lengths = np.where(predicted, np.arange(1, predicted.shape[1] + 1), 1).max(1)
+        tokens = np.concatenate((whole.inputs[:, 1:], np.maximum(whole.targets[:, -1:], 0)), 1)
+        count = np.maximum(np.rint(self.share * predicted.sum(1, keepdims=True)), 1)
+        chosen = predicted & (np.where(predicted, order, 1).argsort(1).argsort(1) < count)
+        (mask,) = self.tokenizer.ids_of(self.extra_tokens)
+        drawn = (other * self.tokenizer.vocab_size).astype(np.int64)
+        inputs = np.where(chosen, np.select([fate < 0.8, fate < 0.9], [np.int64(mask), drawn], tokens), tokens)
+        targets = np.where(chosen, tokens, IGNORE)
+        return (inputs, targets) if (lengths == tokens.shape[1]).all() else (inputs, targets, lengths)

@@ -180,7 +180,7 @@ class Reader:
         units = [(key, unit) for key, unit in self.units if belongs(key, name) and not (inner and belongs(key, inner))]
         idle = sum(count(unit) - ask(key, unit, "active_params") for key, unit in units if reports_cost(unit))
         length, state = self.model.max_seq_len // len(self.model.towers), None if isinstance(module, Mixer) else 0
-        if isinstance(module, Mixer) and module.has_state:
+        if isinstance(module, Mixer) and module.has_state and self.model.decodes:
             state = ask(type(module).__name__, module, "state_bytes", length, torch.bfloat16)
         return Part(
             kind=kind,

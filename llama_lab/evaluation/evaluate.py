@@ -144,6 +144,8 @@ def evaluate(path: Path, settings: DictConfig, imported: TrainedRun | None = Non
     shown = f"model.attention.prefix={run.model.prefix}" if run.model.prefix else "objective=prefix"
     if "lm_eval" in settings.eval.parts and (run.model.prefix or isinstance(run.model, PrefixDecoder)):
         raise ConfigError(f"eval.parts: lm_eval scores texts of which {shown} shows a part; leave it out")
+    if "lm_eval" in settings.eval.parts and not run.model.causal:
+        raise ConfigError("eval.parts: lm_eval scores next tokens, which an encoder does not predict; leave it out")
     without_source = sorted({"cache", "speed", "lm_eval"} & {*settings.eval.parts})
     if without_source and len(run.model.towers) > 1:
         raise ConfigError(

@@ -6,13 +6,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from omegaconf import DictConfig
 from torch import Tensor
 
 from llama_lab.config.schema import is_kind
-from llama_lab.data.dataset import Dataset, Validation
+from llama_lab.data.data_module import open_objective
+from llama_lab.data.dataset import Dataset, Examples, Validation
+from llama_lab.data.objectives import Objective
 from llama_lab.devices.hardware import Hardware
 from llama_lab.model import Decoder
 from llama_lab.model.loss import IGNORE
@@ -44,7 +47,8 @@ def evaluation(
     if hardware.precision == "bf16-true":
         model.bfloat16()
     with hardware.autocast(), evaluating_on(model, hardware.torch_device):
-        lengths = losses_at_lengths(model, dataset.val_windows, multiples, batch_tokens(cfg))
+        objective = open_objective(cfg, dataset)
+        lengths = losses_at_lengths(model, dataset.val_windows, multiples, batch_tokens(cfg), objective)
     if dataset.entropy_floor is None:
         lengths = [replace(entry, accuracy=None) for entry in lengths]  # says little of text
     trained = lengths[0]
@@ -80,16 +84,20 @@ def surroundings(hardware: Hardware, step: int | None) -> Evaluation:
 
 
 def losses_at_lengths(
-    model: Decoder, windows: Callable[[int], Validation], multiples: Sequence[float], batch_tokens: int
+    model: Decoder,
+    windows: Callable[[int], Validation],
+    multiples: Sequence[float],
+    batch_tokens: int,
+    objective: Objective | None = None,
 ) -> list[LengthLoss]:
     """The losses at the trained length, then at `multiples` of it, in ascending order, of a model `evaluating_on`.
 
     Lengths are rounded to whole tokens. windows: makes the validation windows of a length. A batch holds
-    about `batch_tokens` tokens, and at least one window.
+    about `batch_tokens` tokens, and at least one window. objective: what is predicted of them; None: each next token.
     """
     longer = {round(multiple * model.max_seq_len) for multiple in multiples} - {model.max_seq_len}
     lengths = (model.max_seq_len, *sorted(longer))
-    return [loss_at_length(model, windows(length), length, batch_tokens) for length in lengths]
+    return [loss_at_length(model, windows(length), length, batch_tokens, objective) for length in lengths]
 
 
 @contextmanager
@@ -105,14 +113,20 @@ def evaluating_on(model: Decoder, device: torch.device) -> Iterator[None]:
         model.to(home).train(training)
 
 
-def loss_at_length(model: Decoder, windows: Validation, length: int, batch_tokens: int) -> LengthLoss:
+def loss_at_length(
+    model: Decoder, windows: Validation, length: int, batch_tokens: int, objective: Objective | None = None
+) -> LengthLoss:
     """The loss and the accuracy in windows of `length` tokens, or why there is none."""
     if ended := model.length_error(length):
         return LengthLoss(length, note=f"cannot: {ended}")
     if windows.tokens < length:  # the last positions would have no loss
         return LengthLoss(length, note=f"cannot: the validation text has {windows.tokens} tokens, less than one window")
     try:
-        nll, counts, correct = sums_by_position(model, windows, length, batch_tokens)
+        if objective:
+            objective.require_room(length)
+        nll, counts, correct = sums_by_position(model, windows, length, batch_tokens, None, objective)
+    except ConfigError as error:  # of an objective, whose tokens may not suffice
+        return LengthLoss(length, note=f"cannot: {error}")
     except torch.OutOfMemoryError:  # must not fail a run for a length that it was not trained at
         return LengthLoss(length, note="cannot: out of memory")
     loss = float(nll.sum() / counts.sum())
@@ -132,7 +146,12 @@ def loss_at_length(model: Decoder, windows: Validation, length: int, batch_token
 
 
 def sums_by_position(
-    model: Decoder, windows: Validation, length: int, batch_tokens: int, cache_dtype: torch.dtype | None = None
+    model: Decoder,
+    windows: Validation,
+    length: int,
+    batch_tokens: int,
+    cache_dtype: torch.dtype | None = None,
+    objective: Objective | None = None,
 ) -> tuple[Tensor, Tensor, int]:
     """Sum of nats at each position over all windows of `length` tokens, in float64, and number of tokens: `(length,)`.
 
@@ -143,9 +162,10 @@ def sums_by_position(
     nll, counts = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.int64)
     correct = 0
     for start in range(0, len(windows), size):
-        batch = [windows[i] for i in range(start, min(start + size, len(windows)))]
-        inputs, targets = (torch.stack([torch.from_numpy(ids) for ids in side]) for side in zip(*batch, strict=True))
-        inputs, targets, *given = model.cut(inputs, targets)
+        at = range(start, min(start + size, len(windows)))
+        whole = Examples(*(np.stack(side) for side in zip(*(windows[i] for i in at), strict=True)))
+        examples = objective.val_examples(whole, at) if objective else whole
+        inputs, targets, *given = model.cut(*(torch.from_numpy(ids) for ids in examples))
         cache = None if cache_dtype is None else model.new_state(len(inputs), length, cache_dtype)
         logits = model(inputs.to(device), cache, *(x.to(device) for x in given)).float()
         losses = F.cross_entropy(

@@ -36,7 +36,7 @@ class Tower(nn.Module):
 
         causal: whether tokens see only earlier ones; position and attention are called with it.
         """
-        self.dropout = nn.Dropout(dropout)
+        self.dropout, self.causal = nn.Dropout(dropout), causal
         n_layers, max_seq_len = sizes["n_layers"], sizes["max_seq_len"]
         of_positions = {**sizes, "norm": norm, "causal": causal}
         others = [

@@ -27,7 +27,7 @@ def build_module(run: Run, model: Decoder, bytes_per_token: float) -> LanguageMo
         z_loss=train.z_loss,
         label_smoothing=train.label_smoothing or 0.0,
         seed=cfg.seed,
-        with_accuracy=is_probe(cfg),
+        with_accuracy=is_probe(cfg) or not model.causal,
         ema=train.ema,
     )
     made = module.configure_optimizers()  # so that a bad setting is refused before anything is written

@@ -26,9 +26,9 @@ class LanguageModel(L.LightningModule):
 
     optimizer: factory that takes the model. schedule: maps step and number of steps to a factor of the learning rate.
     grad_clip: maximum gradient norm; None: no clipping. z_loss, label_smoothing: see `head_loss`. bytes_per_token:
-    of the validation text, for bits per byte. seed: of dropout. with_accuracy: validation also reports the share of
-    targets with the largest logit. ema: decay per optimizer step of an exponential moving average of the weights
-    (Polyak & Juditsky 1992), which starts at the initial weights and is validated, too; None: no average.
+    of the validation text, for bits per byte. seed: of dropout. with_accuracy: validation reports the share of targets
+    with the largest logit, in place of second halves. ema: decay per optimizer step of an exponential moving average of
+    the weights (Polyak & Juditsky 1992), which starts at the initial weights and is validated, too; None: no average.
 
     A training batch is the list of micro-batches of one optimizer step, each `(inputs, targets)`, both int64 `(B, T)`;
     `Decoder.cut` makes the arguments of the loss of them. Losses are divided by the mean number of targets of all

@@ -94,11 +94,13 @@ def check_run(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
 def check_objective(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
     """Raise ConfigError for an objective that is for another family of models, or for other data."""
     objective, family = choices["objective"], choices["family"]
-    needed = {"prefix": "decoder", "span": "encoder_decoder"}.get(str(objective), family)
+    needed = {"prefix": "decoder", "masked": "encoder", "span": "encoder_decoder"}.get(str(objective), family)
     if family != needed:
-        raise ConfigError(f"objective={objective}: is for family={needed}, not {family}; leave out one of them")
-    if objective == "span" and "probe" in cfg.data:
-        raise ConfigError("objective=span: a probe has targets of its own; leave it out, or choose a text")
+        raise ConfigError(f"objective={objective}: is for family={needed}, not {family}; change one of them")
+    if family == "encoder" and objective != "masked":
+        raise ConfigError(f"family=encoder: sees what objective={objective} predicts; add objective=masked")
+    if objective in ("masked", "span") and "probe" in cfg.data:
+        raise ConfigError(f"objective={objective}: a probe has targets of its own; leave it out, or choose a text")
 
 
 def check_effects(configs: Sequence[DictConfig], overrides: Iterable[str]) -> None:

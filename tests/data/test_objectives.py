@@ -9,13 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llama_lab.api import load_config
 from llama_lab.config.components import build_model
 from llama_lab.data.data_module import open_data_module
 from llama_lab.data.dataset import Examples, Ids
-from llama_lab.data.objectives import Prefix, Span
+from llama_lab.data.objectives import Masked, Prefix, Span
 from llama_lab.data.open import open_dataset
 from llama_lab.data.probes import ProbeDataset, Reverse
 from llama_lab.data.tokenizer import ByteTokenizer, TextTokenizer
+from llama_lab.data.windows import ValWindows
 from llama_lab.model.loss import IGNORE
 from llama_lab.util.errors import ConfigError
 from tests.conftest import Command
@@ -66,10 +68,13 @@ def test_a_window_that_begins_with_a_source_keeps_it_as_its_prefix() -> None:
             "model.attention=llama_lab.model.recurrent.LinearAttention: its tokens see only",
         ),
         ("data.document_mask=true", "model.document_start_id=9: a prefix holds several documents"),
+        ("family=encoder objective=masked objective.share=0", "objective.share=0: must be more than 0 and less than 1"),
+        ("family=encoder objective=masked objective.share=1", "objective.share=1: must be more than 0 and less than 1"),
+        ("family=encoder objective=masked model.max_seq_len=1", "model.max_seq_len=1: its only token would be masked"),
     ],
 )
-def test_what_cannot_have_a_prefix_is_refused(overrides: str, message: str, tiny: list[str]) -> None:
-    cfg = planned(*tiny, "objective=prefix", *overrides.split()).cfg
+def test_what_cannot_have_an_objective_is_refused(overrides: str, message: str, tiny: list[str]) -> None:
+    cfg = planned(*tiny, *["objective=prefix"] * ("masked" not in overrides), *overrides.split()).cfg
 
     def prepare() -> None:
         build_model(cfg, 10, 9)
@@ -203,3 +208,68 @@ def test_a_probe_has_no_spans(command: Command) -> None:
     ran = command(*SPAN, "data=recall")
     problem = "error: objective=span: a probe has targets of its own; leave it out, or choose a text\n"
     assert (ran.code, ran.err) == (2, problem)
+
+
+MASK = 257
+MASKS = ByteTokenizer().train(iter(())).with_tokens(Masked.extra_tokens)
+
+
+def masked(share: float = 0.15, seed: int = 1, step: int = 0, rows: range = range(BATCH)) -> tuple[np.ndarray, ...]:
+    """Inputs and targets of rows of a batch, and the tokens themselves, which are numbered."""
+    numbers = np.arange(BATCH * T).reshape(BATCH, T)
+    whole = Examples(*(side[rows] % 200 for side in (numbers, numbers + 1)))
+    return *Masked(MASKS, share).examples(whole, seed, step, BATCH, rows), whole.targets
+
+
+def test_a_fixed_number_of_tokens_is_chosen_and_80_10_and_10_percent_of_them_masked_random_and_left() -> None:
+    fates, places = np.zeros(3), np.zeros(T)
+    for step in range(200):
+        inputs, targets, tokens = masked(step=step)
+        chosen = targets != IGNORE
+        assert (chosen.sum(1) == 2).all()  # 0.15 * 16, rounded
+        assert (targets[chosen] == tokens[chosen]).all()
+        assert (inputs[~chosen] == tokens[~chosen]).all()
+        is_mask, stays = inputs[chosen] == MASK, inputs[chosen] == tokens[chosen]
+        fates += is_mask.sum(), (~is_mask & ~stays).sum(), stays.sum()
+        places += chosen.sum(0)
+    assert fates / fates.sum() == pytest.approx([0.8, 0.1, 0.1], abs=0.01)  # 4 standard deviations and more
+    assert places / places.sum() == pytest.approx(np.full(T, 1 / T), rel=0.1)
+
+
+def test_masks_depend_on_seed_and_step_alone() -> None:
+    for ours, whole in zip(masked(rows=range(16, 32)), masked(), strict=True):
+        assert (ours == whole[16:32]).all()
+    assert (masked()[1] != masked(seed=2)[1]).any()
+    assert (masked()[1] != masked(step=1)[1]).any()
+    assert ((masked(share=0.01)[1] != IGNORE).sum(1) == 1).all(), "at least one"
+
+
+def test_masks_of_validation_are_those_of_each_window_and_padding_is_no_token() -> None:
+    tokens = (np.arange(2 * T + 6) % 200).astype(np.uint16)
+    windows, objective = ValWindows(tokens, T), Masked(MASKS, 0.5)
+    whole = Examples(*(np.stack(side) for side in zip(*(windows[i] for i in range(3)), strict=True)))
+    inputs, targets, lengths = objective.val_examples(whole, range(3))
+    assert lengths.tolist() == [T, T, 5]
+    assert ((targets != IGNORE).sum(1)).tolist() == [8, 8, 2]
+    assert (targets[2, 5:] == IGNORE).all()
+    for number in range(3):
+        alone = objective.val_examples(Examples(*(side[[number]] for side in whole)), [number])
+        assert len(alone) == (3 if number == 2 else 2)
+        assert all(
+            (ours[0] == theirs[number]).all() for ours, theirs in zip(alone, (inputs, targets, lengths), strict=False)
+        )
+    nothing = Examples(*(side[None] for side in windows.nothing()))
+    assert (objective.val_examples(nothing, [0])[1] == IGNORE).all()
+
+
+def test_only_what_a_window_predicts_is_masked() -> None:
+    whole = Examples(np.arange(T)[None], np.where(np.arange(T) < 6, IGNORE, np.arange(T) + 1)[None])
+    inputs, targets = Masked(MASKS, 0.9).val_examples(whole, [0])
+    assert targets[0, :6].tolist() == [IGNORE] * 6
+    assert (targets != IGNORE).sum() == 9
+    assert inputs[0, :6].tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_probe_is_not_masked() -> None:
+    with pytest.raises(ConfigError, match=r"^objective=masked: a probe has targets of its own; leave it out, or"):
+        load_config(["family=encoder", "objective=masked", "data=reverse"])

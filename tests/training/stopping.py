@@ -38,6 +38,8 @@ RECURRENT = [
     *(f"+pattern.p{i}={{at: {i}, attention: {one}}}" for i, one in enumerate(("gated_delta", "kimi_delta", "linear"))),
 ]
 
+MASKED = ["family=encoder", "objective=masked", "train.sample_tokens=0"]
+
 Moment = Callable[[Callable[[], object]], AbstractContextManager[object]]
 """`with moment(act):` has `act` happen at the moment."""
 

@@ -16,7 +16,7 @@ from llama_lab.training.command import train_run
 from llama_lab.training.monitor import Monitor
 from tests.conftest import Command, last_of_each
 from tests.training import stopping
-from tests.training.stopping import RECURRENT, RUN, Moment, at, cut, ends_as_the_whole_run, stop, stopped
+from tests.training.stopping import MASKED, RECURRENT, RUN, Moment, at, cut, ends_as_the_whole_run, stop, stopped
 from tests.training.tiny import planned, repeatable, rows, steps_of, trained, trained_state
 
 
@@ -73,10 +73,13 @@ def test_a_run_that_dies_goes_on_to_the_same_end(moment: str, whole: Path, overr
     assert ends_as_the_whole_run(whole, *overrides)
 
 
-def test_a_run_of_recurrent_layers_that_dies_goes_on_to_the_same_end(overrides: list[str], tmp_path: Path) -> None:
-    whole = trained(*overrides, *RECURRENT, f"runs_dir={tmp_path / 'whole'}")
-    stopped(CUTS["between two checkpoints"], cut, *overrides, *RECURRENT)
-    assert ends_as_the_whole_run(whole, *overrides, *RECURRENT)
+@pytest.mark.parametrize("own", [RECURRENT, MASKED], ids=["recurrent", "masked"])
+def test_a_run_of_its_own_kind_that_dies_goes_on_to_the_same_end(
+    own: list[str], overrides: list[str], tmp_path: Path
+) -> None:
+    whole = trained(*overrides, *own, f"runs_dir={tmp_path / 'whole'}")
+    stopped(CUTS["between two checkpoints"], cut, *overrides, *own)
+    assert ends_as_the_whole_run(whole, *overrides, *own)
 
 
 def test_a_run_that_a_search_prunes_saves_and_goes_on_to_the_same_end(whole: Path, overrides: list[str]) -> None:

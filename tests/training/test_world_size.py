@@ -134,8 +134,15 @@ def test_muon_on_shards_is_muon_on_one_device(tiny: list[str], run_train: RunTra
     assert logged(ran.run, "train/loss") == pytest.approx(logged(alone, "train/loss"), abs=1e-4)
 
 
+OBJECTIVES = [
+    "objective=prefix",
+    "objective=span family=encoder_decoder",
+    "objective=masked family=encoder train.sample_tokens=0",
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("objective", ["objective=prefix", "objective=span family=encoder_decoder"])
+@pytest.mark.parametrize("objective", OBJECTIVES)
 def test_two_devices_predict_the_same_of_each_window_and_weigh_it_alike(
     objective: str, tiny: list[str], run_train: RunTrain, tmp_path: Path
 ) -> None:

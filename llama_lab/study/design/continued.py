@@ -13,7 +13,7 @@ from llama_lab.training.warm_start import changed_settings, source_config
 from llama_lab.util.errors import ConfigError
 from llama_lab.util.formatting import conjoin, percent
 
-from .designs import Composer, Variants, check_levels, compose_recipe, heads_name, kv_head_levels, matched_arms
+from .designs import Composer, Variants, check_levels, compose_base, heads_name, kv_head_levels, matched_arms
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Continued:
 
     def source(self, configs: Composer, *varied: str) -> DictConfig:
         """The source's config. Raises ConfigError if the recipe departs from it in more than the settings `varied`."""
-        cfg, _ = compose_recipe(self.base, "base", configs)
+        cfg = compose_base(self.base, configs)
         if not cfg.init_from:
             raise ConfigError("init_from=null: this study trains on from a run; give its folder")
         source = source_config(cfg)

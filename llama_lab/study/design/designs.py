@@ -105,6 +105,14 @@ def compose_recipe(recipe: str, key: str, configs: Composer) -> tuple[DictConfig
     return configs.compose(f"arch={recipe}")
 
 
+def compose_base(base: str, configs: Composer) -> DictConfig:
+    """The config of a recipe that predicts next tokens. Raises ConfigError if there is none, and for an encoder."""
+    cfg, choices = compose_recipe(base, "base", configs)
+    if choices["family"] == "encoder":
+        raise ConfigError(f"study.base={base}: family=encoder has no cache, and predicts no next token; choose another")
+    return cfg
+
+
 @dataclass(frozen=True)
 class AlongLine:
     """Base class of designs between two recipes. axes: default: all on which they differ."""
@@ -290,7 +298,7 @@ def kv_head_levels(base: str, kv_heads: Sequence[int] | None, configs: Composer)
 
     Raises ConfigError for a recipe without grouped-query attention, and for a number that does not divide the heads.
     """
-    model = compose_recipe(base, "base", configs)[0].model
+    model = compose_base(base, configs).model
     if not model.attention._target_.endswith(".GroupedQueryAttention"):
         raise ConfigError(
             f"study.base={base}: its attention has a fixed number of key and value heads; add attention=gqa"
@@ -358,7 +366,7 @@ class Context:
 
     def variants(self, configs: Composer) -> Variants:
         """An arm per position encoding."""
-        compose_recipe(self.base, "base", configs)
+        compose_base(self.base, configs)
         check_levels("positions", self.positions, str)
         base, lengths = f"arch={self.base}", eval_lengths(self.lengths)
         arms = {name: ({"position": name}, (base, f"position={name}", lengths)) for name in self.positions}

@@ -58,6 +58,14 @@ def test_uptraining_from_grouped_heads_goes_below_them(tmp_path: Path) -> None:
     assert not any(override_key(o) == "train.tokens" for arm in arms for o in arm.overrides)
 
 
+@pytest.mark.parametrize("design", [uptrain, extend])
+def test_an_encoder_is_neither_uptrained_nor_extended(design: partial[Any], tmp_path: Path) -> None:
+    own = ("family=encoder", "objective=masked")
+    encoder = source(tmp_path / "encoder", "arch=llama", *own)
+    with pytest.raises(ConfigError, match=r"^study.base=llama2?: family=encoder has no cache"):
+        design().variants(from_source(encoder, *own))
+
+
 @pytest.mark.slow
 def test_extending_gives_every_scaling_the_growth_and_the_context_and_base_of_the_source(tmp_path: Path) -> None:
     llama = source(tmp_path / "llama", "arch=llama", "train.tokens=40000")

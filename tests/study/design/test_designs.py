@@ -130,6 +130,13 @@ def test_recurrences_have_no_key_and_value_heads_to_compare(attention: str) -> N
         KVHeads("llama2").variants(recurrent)
 
 
+@pytest.mark.parametrize("design", [KVHeads("llama2"), Context("llama", ["rope"], [1])], ids=["kv_heads", "context"])
+def test_an_encoder_has_no_cache_to_compare(design: Design) -> None:
+    encoder = Composer(Loader(), ("family=encoder", "objective=masked"))
+    with pytest.raises(ConfigError, match=r"^study.base=llama2?: family=encoder has no cache, and predicts no next"):
+        design.variants(encoder)
+
+
 def test_depth_crosses_blocks_depths_and_warm_up_and_matches_within_a_depth() -> None:
     variants = Depth("llama", ["postnorm", "prenorm"], [2, 4], [0.0, 0.1]).variants(CONFIGS)
     assert len(variants.arms) == 8

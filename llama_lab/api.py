@@ -102,7 +102,10 @@ def generate(
         raise ConfigError(f"{loaded.path}: has no tokenizer; put its tokenizer.json into the folder")
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
     rest = {"max_new_tokens": max_new_tokens, "cache_dtype": None, "compile": False}
-    *_, (text,) = generate_texts(loaded.tokenizer, loaded.model, [prompt], OmegaConf.create(sampling | rest))
+    settings = OmegaConf.create(sampling | rest)
+    *_, (text,) = generate_texts(
+        loaded.tokenizer, loaded.model, [prompt], settings, "pair_files" in loaded.cfg.get("data", {})
+    )
     return text.certain
 
 

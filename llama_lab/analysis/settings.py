@@ -14,7 +14,7 @@ from llama_lab.runs.record import Record
 from llama_lab.runs.study import MATCHED
 
 SEEDS = ("data.seed", "model.seed")
-TEXT = ("data.files", "data.source", "data.val_tokens", "tokenizer.sample_bytes")
+TEXT = ("data.files", "data.source", "data.pair_files", "data.val_tokens", "tokenizer.sample_bytes")
 INIT = "init_from"
 # Settings that may differ, and why; all others are compared.
 FREE = {

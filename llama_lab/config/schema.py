@@ -275,7 +275,7 @@ def kinds_of(key: str, value: object, default: object, cfg: DictConfig) -> tuple
     if default is not None and is_kind(value, type(default)):
         return (type(default),)
     component, _, name = key.rpartition(".")
-    places = (component, f"{component}.source")  # `data` has the settings of its source
+    places = (component, f"{component}.source", f"{component}.pair_files")  # `data` has the settings of its source
     targets = [target for place in places if (target := OmegaConf.select(cfg, f"{place}._target_"))]
     declared = declared_kinds(targets[0], name) if targets else ()
     return declared or (() if default is None else (type(default),))

@@ -212,7 +212,7 @@ def assign_splits(digests: Digests, to_train_on: int, val_fraction: float | None
     kept &= digests != _digest(b"")
     if val_fraction is None:
         is_val = np.arange(len(digests)) >= to_train_on
-        for key, split in (("data.split", ~is_val), ("data.val_split", is_val)):
+        for key, split in (("data.split, or data.files", ~is_val), ("data.val_split", is_val)):
             if not (kept & split).any():
                 raise ConfigError(f"{key}: has no documents, or only copies of those of the other split; name another")
     else:
@@ -246,6 +246,7 @@ def _write_streams(
     """
     tokens = np.zeros(len(survey.splits), dtype=np.int64)
     eot = np.array([tokenizer.eot_id], dtype).tobytes()
+    separator = getattr(survey.source, "separator", None)
 
     def write(positions: Positions, *splits: int) -> None:
         """Write `[eot] document [eot] document [eot]` for each split: every token but the first is predicted."""
@@ -254,10 +255,12 @@ def _write_streams(
             for file in files.values():
                 file.write(eot)
             for batch in _batches(survey.read(positions, "tokenising")):
-                ids_of = tokenizer.encode_batch([text for _, text in batch])
-                for (position, _), ids in zip(batch, ids_of, strict=True):
-                    files[survey.splits[position]].write(np.array(ids, dtype).tobytes() + eot)
-                    tokens[position] = len(ids) + 1
+                parts_of = [text.split(separator) if separator else [text] for _, text in batch]
+                ids = iter(tokenizer.encode_batch([*chain.from_iterable(parts_of)]))
+                for (position, _), parts in zip(batch, parts_of, strict=True):
+                    data = b"".join(np.array(next(ids), dtype).tobytes() + eot for _ in parts)
+                    files[survey.splits[position]].write(data)
+                    tokens[position] = len(data) // dtype.itemsize
 
     held_out, limit = survey.held_out, math.inf if val_tokens is None else val_tokens
     candidates = _prefix(held_out, survey.sizes, limit * _BYTES_PER_TOKEN)

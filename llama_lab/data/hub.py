@@ -57,7 +57,7 @@ def make_absolute(node: dict[str, Any]) -> None:
     """Make the paths in a resolved config of data or tokenizer absolute, also those in sources and parts."""
     is_format = node.get("path") in FORMATS
     for key, value in node.items():
-        if key == "files":
+        if key == "files" or (key == "val_split" and isinstance(value, list)):
             node[key] = _absolute([value] if isinstance(value, str) else value)
         elif (key == "data_files" and is_format) or (
             key == "path" and not is_format and Path(value).expanduser().exists()

@@ -261,7 +261,8 @@ def _part(name: str, settings: str, loader: ConfigLoader | None) -> dict[str, An
             f"{', '.join(known)}, or name one of them, data.parts={{{name}: {{data: text, files: [a.txt]}}}}"
         )
     if "source" not in cfg.data:
-        raise ConfigError(f"data.mix.{name}: {option} is a probe, and only text can be mixed; leave it out")
+        kind = "a probe" if "probe" in cfg.data else "of pairs"
+        raise ConfigError(f"data.mix.{name}: {option} is {kind}, and only text can be mixed; leave it out")
     possible = [str(setting) for setting in cfg.data if setting not in (*OF_THE_MIX, "source")]
     for setting, value in own.items():
         if setting not in possible:

@@ -1,4 +1,4 @@
-"""Opening the dataset that a config describes: a token folder, those of a mixture, or a probe."""
+"""Opening the dataset that a config describes: a token folder, of text or pairs, those of a mixture, or a probe."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ from llama_lab.util.errors import ConfigError
 from .dataset import HALVES, Dataset
 from .mix import Part, exact_shares, open_mixture
 from .objectives import extra_tokens
+from .pairs import PairDataset
 from .source import Source
 from .tokenizer import TokenizerFactory
 from .tokens import TextDataset, TokenDataset
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 def is_probe(cfg: DictConfig) -> bool:
     """Whether a config's data is a synthetic probe."""
     return "probe" in cfg.data
+
+
+def has_answers(cfg: DictConfig) -> bool:
+    """Whether of a config's data only answers are predicted: those of a probe, or the targets of pairs."""
+    return is_probe(cfg) or "pair_files" in cfg.data
 
 
 def open_dataset(
@@ -50,9 +56,12 @@ def open_dataset(
         }
         dataset = open_mixture(parts, tokenizer, data.cache_dir, progress, data.val_tokens)
     else:
-        source = _source(data, "data", revisions, cfg)
-        arguments = (source, tokenizer, data.val_fraction, data.cache_dir, progress, data.val_tokens)
-        dataset = TokenDataset.open_or_build(*arguments)
+        arguments = (tokenizer, data.val_fraction, data.cache_dir, progress, data.val_tokens)
+        if "pair_files" in data:
+            check_prompt(cfg, "pairs")
+            dataset = PairDataset.open_or_build(build(data.pair_files, "data", _convert_="all"), *arguments)
+        else:
+            dataset = TokenDataset.open_or_build(_source(data, "data", revisions, cfg), *arguments)
     if display:
         for line in dataset.builds:
             display.print_line(line)
@@ -74,11 +83,16 @@ def open_probe(cfg: DictConfig, tokenizer: TokenizerFactory) -> Dataset:
     """The probe that `cfg` describes. Raises ConfigError for settings that only text has."""
     if tokenizer.vocabulary_from != "probe":
         raise ConfigError("tokenizer: a probe's symbols are its tokens; leave tokenizer= out")
-    if cfg.train.prompt:
-        problem = "the sample of a probe is a validation sequence with the model's answers"
-        raise ConfigError(f"train.prompt={cfg.train.prompt}: {problem}; leave it out")
+    check_prompt(cfg, "a probe")
     dataset: Dataset = build(cfg.data.probe, "data").dataset(cfg.model.max_seq_len, cfg.data.val_sequences)
     return dataset
+
+
+def check_prompt(cfg: DictConfig, kind: str) -> None:
+    """Raise ConfigError for a prompt, if data of a kind has answers."""
+    if cfg.train.prompt:
+        problem = f"the sample of {kind} is a validation sequence with the model's answers"
+        raise ConfigError(f"train.prompt={cfg.train.prompt}: {problem}; leave it out")
 
 
 def _source(data: DictConfig, key: str, revisions: Mapping[str, str] | None, cfg: DictConfig) -> Source:

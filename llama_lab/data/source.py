@@ -28,7 +28,8 @@ class Source(Protocol):
     """A finite sequence of documents that can be read repeatedly, always in the same order.
 
     It may also have `validation`, an iterator over its own validation documents; `prepare(progress)`, called before it
-    is read; and `revisions`, the commit of each published dataset that it reads.
+    is read; `revisions`, the commit of each published dataset that it reads; and `separator`, at which each document is
+    cut into two parts, encoded apart and with an end-of-text token between them.
     """
 
     def documents(self) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -26,9 +26,14 @@ class TextDataset(Dataset, Protocol):
     def val(self) -> Tokens:
         """The validation split's tokens, `(index.val.tokens + 1,)`."""
 
+    @property
+    def predicted(self) -> Tokens:
+        """Those of them that are predicted, `(index.val.tokens,)`."""
+        return self.val[1:]
+
     def unigram_entropy(self) -> float:
         """Return the entropy, in nats per token, of the validation tokens' frequencies."""
-        counts = np.bincount(self.val[1:])
+        counts = np.bincount(self.predicted)
         frequencies = counts[counts > 0] / self.index.val.tokens
         return float(-(frequencies * np.log(frequencies)).sum())
 
@@ -61,9 +66,9 @@ class TokenDataset(TextDataset):
         self.index: FolderIndex = index.of_half(half) if half else index
         self._whole = index
 
-    def validated_on(self, half: str | None) -> "TokenDataset":
+    def validated_on(self, half: str | None) -> Self:
         """The same text with one of `HALVES` of the validation documents; None: all of them."""
-        return TokenDataset(self.folder, self._whole, half, self.builds)
+        return type(self)(self.folder, self._whole, half, self.builds)
 
     @classmethod
     def open_or_build(
@@ -74,7 +79,7 @@ class TokenDataset(TextDataset):
         cache_dir: str | Path,
         progress: ReportProgress = lambda *_: None,
         val_tokens: int | None = None,
-    ) -> "TokenDataset":
+    ) -> Self:
         """Open the folder of this source, tokenizer and split below `cache_dir`, building it if needed.
 
         `val_fraction` of the documents are held out; None for a source with validation documents of its own.

@@ -14,7 +14,7 @@ from llama_lab.config.components import check_decodes
 from llama_lab.config.schema import is_kind
 from llama_lab.config.trust import Trust
 from llama_lab.data.dataset import Dataset
-from llama_lab.data.open import is_probe
+from llama_lab.data.open import has_answers
 from llama_lab.devices.hardware import Hardware, choose_hardware
 from llama_lab.model import Decoder
 from llama_lab.model.prefix_decoder import PrefixDecoder
@@ -103,7 +103,7 @@ def speed(subject: Subject, earlier: Evaluation) -> Evaluation:
 def sample(subject: Subject, earlier: Evaluation) -> Evaluation:
     """The part sample: a text that begins as the run's own sample does, or the answers to a probe."""
     run, settings, model = subject.run, subject.settings, subject.served
-    if is_probe(run.cfg):
+    if has_answers(run.cfg):
         length, seed = settings.max_new_tokens or NEW_TOKENS, settings.seed
         return replace(earlier, sample=answers_text(model, subject.dataset, length, sampling(settings), seed))
     *_, (text,) = generate_texts(run.tokenizer, model, [run.cfg.train.prompt], settings)

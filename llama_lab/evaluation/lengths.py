@@ -16,6 +16,7 @@ from llama_lab.config.schema import is_kind
 from llama_lab.data.data_module import open_objective
 from llama_lab.data.dataset import Dataset, Examples, Validation
 from llama_lab.data.objectives import Objective
+from llama_lab.data.open import has_answers
 from llama_lab.devices.hardware import Hardware
 from llama_lab.model import Decoder
 from llama_lab.model.loss import IGNORE
@@ -49,7 +50,7 @@ def evaluation(
     with hardware.autocast(), evaluating_on(model, hardware.torch_device):
         objective = open_objective(cfg, dataset)
         lengths = losses_at_lengths(model, dataset.val_windows, multiples, batch_tokens(cfg), objective)
-    if dataset.entropy_floor is None:
+    if not has_answers(cfg):
         lengths = [replace(entry, accuracy=None) for entry in lengths]  # says little of text
     trained = lengths[0]
     if trained.loss is None:
@@ -171,7 +172,8 @@ def sums_by_position(
         losses = F.cross_entropy(
             logits.flatten(0, 1), targets.to(device).flatten(), ignore_index=IGNORE, reduction="none"
         )
-        first = max(0, length - targets.shape[1] - 1)  # of a window whose first half is a source
+        # Of a window whose first half is a source; positions after a source of any length are those in its target.
+        first = max(0, length - targets.shape[1] - 1) if len(given) < 2 else 0
         predicted = slice(first, first + targets.shape[1])
         nll[predicted] += losses.view_as(targets).cpu().double().sum(0)  # Apple's devices have no float64
         counts[predicted] += (targets != IGNORE).sum(0)

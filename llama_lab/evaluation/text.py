@@ -63,15 +63,16 @@ class Text:
 
 
 def generate_texts(
-    tokenizer: TextTokenizer, model: Decoder, prompts: Sequence[str], settings: DictConfig
+    tokenizer: TextTokenizer, model: Decoder, prompts: Sequence[str], settings: DictConfig, are_sources: bool = False
 ) -> Iterator[list[Text]]:
     """Continue all prompts; yields the same growing texts after every step.
 
-    Each prompt begins a document. Raises ConfigError for invalid prompts before anything is computed.
+    Each prompt begins a document. are_sources: of pairs, whose targets stand on another line. Raises ConfigError for
+    invalid prompts before anything is computed.
     """
     eot_id, dtype, compiled = tokenizer.eot_id, cache_dtype(settings), settings.compile
-    texts = [Text(tokenizer, prompt) for prompt in prompts]
-    tokens, length = encode_prompts(tokenizer, model, prompts, settings)
+    texts = [Text(tokenizer, f"{prompt}\n" if are_sources else prompt) for prompt in prompts]
+    tokens, length = encode_prompts(tokenizer, model, prompts, settings, are_sources)
     with report_setting():  # or the logits of a diverged model
         steps = generate(
             model, tokens, length, sampling(settings), eot_id, settings.seed, cache_dtype=dtype, compiled=compiled
@@ -89,10 +90,11 @@ def generate_texts(
 
 
 def encode_prompts(
-    tokenizer: TextTokenizer, model: Decoder, prompts: Sequence[str], settings: DictConfig
+    tokenizer: TextTokenizer, model: Decoder, prompts: Sequence[str], settings: DictConfig, are_sources: bool = False
 ) -> tuple[list[list[int]], int]:
     """The ids of all prompts, and the number of new tokens. Raises ConfigError for prompts that leave no room."""
-    tokens = [[tokenizer.eot_id, *encode_prompt("prompt", prompt, tokenizer)] for prompt in prompts]
+    mark = [tokenizer.eot_id]
+    tokens = [mark + encode_prompt("prompt", prompt, tokenizer) + mark * are_sources for prompt in prompts]
     longest, end = max(map(len, tokens)), model.max_context
     if end is not None and longest >= end:
         raise ConfigError(
@@ -112,7 +114,7 @@ def write_texts(run: TrainedRun, model: Decoder, prompts: Sequence[str], setting
     start = time.perf_counter()
     shown = current = 0
     texts: list[Text] = []
-    for texts in generate_texts(run.tokenizer, model, prompts, settings):
+    for texts in generate_texts(run.tokenizer, model, prompts, settings, "pair_files" in run.cfg.data):
         while current < len(texts):
             text = texts[current]
             certain = text.certain

@@ -15,6 +15,7 @@ from .attention_context import AttentionContext
 from .block import Block, Serial, scale
 from .decoder import Decoder
 from .init import ResidualOutput, check_positive
+from .loss import IGNORE
 from .mixer import Mixer, linear_flops
 from .norm import Norm
 from .state import DecoderState, State
@@ -198,11 +199,23 @@ class EncoderDecoder(Decoder):
         )
 
     def cut(self, inputs: Tensor, targets: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        """The first half of each window is the source, and its last token the first input; the rest is predicted."""
+        """The arguments of `loss` for windows: the source ends with the first input, whose target follows it.
+
+        It is the first half of each window; where windows do not predict their first token, what has no targets before
+        the first, and the `lengths (B,)` of such sources follow. Shapes depend on the longest and the shortest one.
+        """
+        length = inputs.shape[1]
+        lengths = 1 + (targets != IGNORE).int().argmax(-1)
         if given:
             return inputs, targets, *given
-        half = inputs.shape[1] // 2
-        return inputs[:, half - 1 : -1], targets[:, half - 1 : -1], inputs[:, :half]
+        if not (lengths > 1).any():
+            half = length // 2
+            return inputs[:, half - 1 : -1], targets[:, half - 1 : -1], inputs[:, :half]
+        lengths = torch.where(lengths > 1, lengths, length // 2)
+        shortest, longest = (int(end) for end in lengths.aminmax())
+        at = lengths[:, None] - 1 + torch.arange(length - shortest + 1, device=inputs.device)
+        ended, at = at >= length, at.clamp(max=length - 1)
+        return inputs.gather(1, at), targets.gather(1, at).masked_fill(ended, IGNORE), inputs[:, :longest], lengths
 
     def attention_context(
         self,

@@ -60,7 +60,13 @@ METRICS = (
     Metric(
         "val/second_half_loss", "of windows, given the first, of any family", f"{NATS} of second halves", curve="loss"
     ),
-    Metric("val/accuracy", "right answers: of a probe, and of masked tokens", progress="accuracy {:.1%}", final=True),
+    Metric(
+        "val/accuracy",
+        "right answers: of a probe, of pairs, and of masked tokens",
+        progress="accuracy {:.1%}",
+        final=True,
+    ),
+    Metric("val/exact_match", "windows whose answers are all right, which greedy decoding finds"),
     Metric("val/ema_loss", "of the average of the weights", NATS, progress="ema {:.3f}", final=True),
     cost("params", "parameters, tied ones once", noun="parameters", final=True),
     cost("params_active", "those of them that one token uses", noun="active parameters"),

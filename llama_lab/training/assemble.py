@@ -3,7 +3,7 @@
 from torch.optim import Adafactor
 
 from llama_lab.config.components import build
-from llama_lab.data.open import is_probe
+from llama_lab.data.open import has_answers
 from llama_lab.model import Decoder
 from llama_lab.model.recompute import recompute
 from llama_lab.util.errors import ConfigError
@@ -27,7 +27,7 @@ def build_module(run: Run, model: Decoder, bytes_per_token: float) -> LanguageMo
         z_loss=train.z_loss,
         label_smoothing=train.label_smoothing or 0.0,
         seed=cfg.seed,
-        with_accuracy=is_probe(cfg) or not model.causal,
+        with_accuracy=has_answers(cfg) or not model.causal,
         ema=train.ema,
     )
     made = module.configure_optimizers()  # so that a bad setting is refused before anything is written

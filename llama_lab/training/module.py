@@ -27,8 +27,9 @@ class LanguageModel(L.LightningModule):
     optimizer: factory that takes the model. schedule: maps step and number of steps to a factor of the learning rate.
     grad_clip: maximum gradient norm; None: no clipping. z_loss, label_smoothing: see `head_loss`. bytes_per_token:
     of the validation text, for bits per byte. seed: of dropout. with_accuracy: validation reports the share of targets
-    with the largest logit, in place of second halves. ema: decay per optimizer step of an exponential moving average of
-    the weights (Polyak & Juditsky 1992), which starts at the initial weights and is validated, too; None: no average.
+    with the largest logit, and that of windows all of whose targets have it, in place of second halves. ema: decay per
+    optimizer step of an exponential moving average of the weights (Polyak & Juditsky 1992), which starts at the initial
+    weights and is validated, too; None: no average.
 
     A training batch is the list of micro-batches of one optimizer step, each `(inputs, targets)`, both int64 `(B, T)`;
     `Decoder.cut` makes the arguments of the loss of them. Losses are divided by the mean number of targets of all
@@ -142,13 +143,16 @@ class LanguageModel(L.LightningModule):
         with torch.compiler.set_stance("force_eager"):
             if self.with_accuracy:
                 logits = self.model(inputs, None, *given)
-                losses, correct = plain_loss(logits, targets), int((logits.argmax(-1) == targets).sum())
+                losses, is_right = plain_loss(logits, targets), logits.argmax(-1) == targets
             else:
-                losses, correct = self.model.loss(inputs, targets, *given), 0
+                losses, is_right = self.model.loss(inputs, targets, *given), targets == IGNORE
             ema_nll = self.ema.loss(inputs, targets, *given)[0].item() if self.ema is not None else 0.0
         second_nll, second = (second_half(x, batch[0].shape[1]) for x in (losses[-1], targets))
-        counts = [int((x != IGNORE).sum()) for x in (targets, second)]
-        found = (losses[0].item(), counts[0], correct, ema_nll, second_nll.sum().item(), counts[1])
+        is_given = targets == IGNORE
+        has_targets = ~is_given.all(-1)
+        masks = (~is_given, is_right, second != IGNORE, (is_right | is_given).all(-1) & has_targets, has_targets)
+        counts = [int(mask.sum()) for mask in masks]
+        found = (losses[0].item(), counts[0], counts[1], ema_nll, second_nll.sum().item(), *counts[2:])
         self._val_sums += [[0.0] * len(found) for _ in range(len(self._val_sums), dataloader_idx + 1)]
         self._val_sums[dataloader_idx] = [a + b for a, b in zip(self._val_sums[dataloader_idx], found, strict=True)]
 
@@ -160,18 +164,18 @@ class LanguageModel(L.LightningModule):
     def pop_val_metrics(self, parts: Iterable[str] = ()) -> dict[str, float]:
         """Metrics of the whole validation set over all ranks, and reset the sums.
 
-        Loss, bits per byte, that of second halves or accuracy, the average's loss if there is one, and the loss of each
-        of `parts`.
+        Loss, bits per byte, that of second halves or accuracy and exact match, the average's loss if there is one, and
+        the loss of each of `parts`.
         """
         sums = torch.tensor(self._val_sums, dtype=torch.float64)
         if self.trainer.world_size > 1:  # on the device only then, since Apple's have no float64
             sums = self.trainer.strategy.reduce(sums.to(self.device), reduce_op="sum")
         self._val_sums = []
-        nll, tokens, correct, ema_nll, second_nll, second_tokens = sums.sum(0).tolist()
+        nll, tokens, correct, ema_nll, second_nll, second_tokens, exact, rows = sums.sum(0).tolist()
         loss = nll / tokens
         metrics = {"val/loss": loss, "val/bits_per_byte": loss / math.log(2) / self.bytes_per_token}
         if self.with_accuracy:
-            metrics["val/accuracy"] = correct / tokens
+            metrics |= {"val/accuracy": correct / tokens, "val/exact_match": exact / rows}
         else:
             metrics["val/second_half_loss"] = second_nll / second_tokens
         if self.ema is not None:

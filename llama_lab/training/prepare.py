@@ -99,8 +99,10 @@ def check_objective(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
         raise ConfigError(f"objective={objective}: is for family={needed}, not {family}; change one of them")
     if family == "encoder" and objective != "masked":
         raise ConfigError(f"family=encoder: sees what objective={objective} predicts; add objective=masked")
-    if objective in ("masked", "span") and "probe" in cfg.data:
-        raise ConfigError(f"objective={objective}: a probe has targets of its own; leave it out, or choose a text")
+    for kind in {"probe", "pair_files"} & {*cfg.data}:
+        if objective in ("masked", "span"):
+            problem = f"a {kind.removesuffix('_files')} has targets of its own; leave it out, or choose a text"
+            raise ConfigError(f"objective={objective}: {problem}")
 
 
 def check_effects(configs: Sequence[DictConfig], overrides: Iterable[str]) -> None:

@@ -4,7 +4,7 @@ import torch
 
 from llama_lab.config.components import build_model
 from llama_lab.data.dataset import Dataset
-from llama_lab.data.open import is_probe
+from llama_lab.data.open import has_answers
 from llama_lab.evaluation.answers import answers_text
 from llama_lab.evaluation.lengths import evaluation
 from llama_lab.model import Cost, Decoder, Sampling, generate
@@ -70,7 +70,7 @@ def finish(
     if run.hardware.sharded:
         model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
         model.load_state_dict(model_weights(load_checkpoint(folder.checkpoint)))
-    if is_probe(cfg):
+    if has_answers(cfg):
         model.to(run.hardware.torch_device).eval()
         sample = answers_text(model, dataset, cfg.train.sample_tokens, Sampling(temperature=0), cfg.seed)
     else:

@@ -11,7 +11,7 @@ import torch
 from llama_lab.config.components import build_model, check_decodes, model_cost
 from llama_lab.data.data_module import TokenDataModule, open_data_module
 from llama_lab.data.dataset import Dataset
-from llama_lab.data.open import is_probe, open_dataset
+from llama_lab.data.open import has_answers, open_dataset
 from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
 from llama_lab.devices.hardware import current_rank
 from llama_lab.devices.performance import keep_freed_memory
@@ -83,7 +83,7 @@ def new_model(run: Run, dataset: Dataset) -> Decoder:
         check_memory(run, build_model(cfg, *vocab))
     with linear_on_meta(run.hardware.sharded and not cfg.init_from):
         model: Decoder = build_model(cfg, *vocab)
-    if cfg.train.sample_tokens and not is_probe(cfg):
+    if cfg.train.sample_tokens and not has_answers(cfg):
         check_decodes(model, f"train.sample_tokens={cfg.train.sample_tokens}", "set this to 0")
     return model
 

@@ -220,6 +220,7 @@ def test_a_run_on_a_mixture_logs_each_part_and_is_evaluated_from_its_folder(mixe
         ("{stdlib: 1, text: 0}", "", "data.mix.text=0: a share is above 0 and at most 1"),
         ("{stdlib: 0.999999, text: 1e-6}", "", "data.mix.text=1e-06: is 0 once rounded to four decimals"),
         ("{stdlib: 0.5, copy: 0.5}", "", "data.mix.copy: copy is a probe, and only text can be mixed"),
+        ("{stdlib: 0.5, pairs: 0.5}", "", "data.mix.pairs: pairs is of pairs, and only text can be mixed"),
         ("{stdlib: 0.7, shakespear: 0.3}", "", "is no data that can be mixed (did you mean shakespeare?)"),
         ("{stdlib: 0.7, mix: 0.3}", "", "data.mix.mix: mix is no data that can be mixed"),
         ("{stdlib: 0.7, text: 0.3}", "", "data.parts.text.files=???: needs a value"),

@@ -273,3 +273,5 @@ def test_only_what_a_window_predicts_is_masked() -> None:
 def test_a_probe_is_not_masked() -> None:
     with pytest.raises(ConfigError, match=r"^objective=masked: a probe has targets of its own; leave it out, or"):
         load_config(["family=encoder", "objective=masked", "data=reverse"])
+    with pytest.raises(ConfigError, match=r"^objective=span: a pair has targets of its own; leave it out, or choose"):
+        load_config(["family=encoder_decoder", "objective=span", "data=pairs", "data.files=[a,b]"])

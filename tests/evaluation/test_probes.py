@@ -49,6 +49,8 @@ def test_accuracy_and_loss_are_those_of_the_answers_alone(run: Path) -> None:
     assert summary.metrics["val/accuracy"] == pytest.approx(sum(right) / len(right))
     assert summary.entropy_floor == 0.0
     assert rows(run)[-1]["val/accuracy"] == summary.metrics["val/accuracy"]
+    of_sequences = [all(right[i : i + 15]) for i in range(0, len(right), 15)]
+    assert summary.metrics["val/exact_match"] == sum(of_sequences) / 21
     trained, longer = json.loads((run / "eval.json").read_text())["lengths"]
     assert trained["accuracy"] == pytest.approx(summary.metrics["val/accuracy"])
     assert (longer["length"], sum(longer["tokens"])) == (64, 21 * (64 - 17))

@@ -160,11 +160,7 @@ def _faults(run: Record, trust: Trust) -> dict[str, bool]:
     facts, at_trained = Summary.load(run.path), run.evaluation.lengths[0].loss if run.evaluation.lengths else None
     targets = TARGET.findall((run.path / RESOLVED).read_text(encoding="utf-8"))
     left_out = {"ffn": FFN, "family": "objective._target_"}  # by a block; by an objective with a model of its own
-    built = [
-        _built_by(group, option)
-        for group, option in environment.choices.items()
-        if left_out.get(group) not in run.config
-    ]
+    built = [_built_by(*chosen) for chosen in environment.choices.items() if left_out.get(chosen[0]) not in run.config]
     return {
         "A loss is not a positive number": any(not 0 < run.summary.get(key, 1) < inf for key in LOSSES),
         "metrics.csv lacks rows": _lacks_rows(run),

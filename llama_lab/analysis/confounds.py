@@ -27,7 +27,7 @@ from .sentences import (
     values_in,
 )
 from .settings import RATE, SEEDS, TOKENS
-from .unequal_settings import mean_targets, unequal_settings
+from .unequal_settings import predicted_share, unequal_settings
 
 OPTIMIZER = "optim"
 MOST_UNMATCHED = 0.01  # difference in parameters without matching, as a fraction
@@ -75,11 +75,10 @@ def _unequal_targets(result: Result) -> Iterator[str]:
     """What the losses of several families are of, and how many of the tokens that arms read they predict."""
     done = finished(result.records) if result.metric == SECOND_HALF else []
     read = [record.summary["tokens"] for record in done]
-    shares = [mean_targets(record.config) / record.config["model.max_seq_len"] for record in done]
-    counts = [f"{share * tokens:,.0f} of {tokens:,.0f}" for share, tokens in zip(shares, read, strict=True)]
+    counts = [f"{predicted_share(one.config) * n:,.0f} of {n:,.0f}" for one, n in zip(done, read, strict=True)]
     if values := disagreement(done, counts):
-        equal = "equal in tokens read" if len({*read}) == 1 else "not equal in tokens read"
-        yield f"Losses are of second halves, given the first; arms are {equal}, not in targets predicted: {values}."
+        equal = "equal" if len({*read}) == 1 else "not equal"
+        yield f"Losses are of second halves; arms are {equal} in tokens read, and not in targets predicted: {values}."
 
 
 def _same_seeds(result: Result) -> Iterator[str]:

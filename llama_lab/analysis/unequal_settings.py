@@ -50,9 +50,7 @@ def unequal_settings(result: Result) -> Iterator[str]:
         and key not in planned
         and not any(is_named(key, axis) for axis in axes)
     ]
-    if result.metric != SECOND_HALF and (
-        values := disagreement(records, [predicted(record.config) for record in records])
-    ):
+    if result.metric != SECOND_HALF and (values := disagreement(records, [predicted(r.config) for r in records])):
         given = "those of an attention.prefix are not predicted, nor those of a source"
         yield f"Losses are of different tokens, since {given}: {values}."
     different = _different(records, [key for key in shared if key not in BY_ROLE])
@@ -155,10 +153,9 @@ def predicted(config: Mapping[str, Any]) -> str:
     return f"all but the first {max((size for size in found if size), default=1)}"
 
 
-def mean_targets(config: Mapping[str, Any]) -> float:
-    """How many tokens of a window a flat config's model predicts in training, in the mean."""
-    length = config["model.max_seq_len"]
-    if "model.encoder_layers" in config:
-        return length - length // 2  # type: ignore[no-any-return]
-    least = config.get("objective.least", 1)
-    return length - (least + length - 1) / 2 + 1 if least > 1 else length  # type: ignore[no-any-return]
+def predicted_share(config: Mapping[str, Any]) -> float:
+    """The share of a window's tokens that a flat config's model predicts in training, in the mean."""
+    length: int = config["model.max_seq_len"]
+    if least := config.get("objective.least"):
+        return float(length + 3 - least) / 2 / length  # of prefixes from `least` to length - 1
+    return 1 - length // 2 / length if "model.encoder_layers" in config else 1

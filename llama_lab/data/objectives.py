@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any, ClassVar
 
 import numpy as np
@@ -52,8 +51,8 @@ def extra_tokens(cfg: DictConfig) -> Sequence[str]:
 
 def targets_of(config: Mapping[str, Any]) -> str:
     """What a run of this flat config predicts; of an objective that is none of ours, the default."""
-    module, _, name = str(config.get("objective._target_")).rpartition(".")
-    return getattr(import_module(__name__), name).targets if module == __name__ else Objective.targets
+    known = {f"{kind.__module__}.{kind.__name__}": kind.targets for kind in Objective.__subclasses__()}
+    return known.get(str(config.get("objective._target_")), Objective.targets)
 
 
 @dataclass(frozen=True)

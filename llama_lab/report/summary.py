@@ -10,15 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from llama_lab.analysis.result import (
-    BITS,
-    ArmResult,
-    Comparison,
-    Inference,
-    Loss,
-    Ranking,
-    Result,
-)
+from llama_lab.analysis.result import BITS, ArmResult, Comparison, Inference, Loss, Ranking, Result
 from llama_lab.analysis.scaling_gains import gain_of
 from llama_lab.analysis.settings import MIXER_WIDTH, RATE, WIDTH
 from llama_lab.analysis.statistics import Estimate

@@ -57,9 +57,7 @@ METRICS = (
     Metric("train/loss", "the mean since the last row", NATS, progress="loss {:.3f}", curve="loss"),
     Metric("val/loss", "of the whole validation set", NATS, progress="val {:.3f}", final=True, curve="loss"),
     Metric("val/bits_per_byte", "the same, whatever the tokenizer", "bits per byte", final=True, curve="loss"),
-    Metric(
-        "val/second_half_loss", "of windows, given the first, of any family", f"{NATS} of second halves", curve="loss"
-    ),
+    Metric("val/second_half_loss", "of windows, given the first", f"{NATS} of second halves", curve="loss"),
     Metric(
         "val/accuracy",
         "right answers: of a probe, of pairs, and of masked tokens",

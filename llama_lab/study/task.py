@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.rule import Rule
 
+from llama_lab.analysis.settings import KIND
 from llama_lab.config.composing import run_config
 from llama_lab.devices.hardware import current_rank
 from llama_lab.runs.folder import RunFolder
@@ -61,6 +62,8 @@ class StudyProgress:
         self._study = study
         self._folder = folder
         self._arms = {member.folder: arm for arm in study.arms for member in arm.members}
+        is_split = any(key in (arm.settings or ()) for arm in study.arms for key in KIND)
+        self._metric = "val/second_half_loss" if is_split else "val/loss"  # as in `judged_by`
         self.print = Console(highlight=False, soft_wrap=True, markup=False).print
 
     def run_started(self, run: Run) -> None:
@@ -109,4 +112,5 @@ class StudyProgress:
 
     def _loss(self, folder: str) -> float | None:
         """The final loss of a run; None unless it is done."""
-        return Summary.load(self._folder / folder).metrics["val/loss"] if self._status(folder) == "done" else None
+        found = Summary.load(self._folder / folder).metrics if self._status(folder) == "done" else {}
+        return found.get(self._metric, found.get("val/loss"))

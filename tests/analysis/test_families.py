@@ -81,7 +81,7 @@ def test_families_are_judged_by_second_halves(tmp_path: Path) -> None:
 def test_targets_are_counted_where_they_differ(tmp_path: Path) -> None:
     (warning,) = planted_warnings(analyse(written(tmp_path), tmp_path))
     assert warning == (
-        "Losses are of second halves, given the first; arms are equal in tokens read, not in targets predicted: "
+        "Losses are of second halves; arms are equal in tokens read, and not in targets predicted: "
         "1,597,440 of 1,597,440 in decoder; 801,840 of 1,597,440 in prefix_decoder; 798,720 of 1,597,440 in "
         "encoder_decoder."
     )
@@ -99,9 +99,7 @@ def test_unequal_tokens_are_said_too(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         change_metrics(run_folder(tmp_path, study, "decoder", seed), lambda row: {"tokens": row["tokens"] / 2})
     found = [one for one in planted_warnings(analyse(study, tmp_path)) if one.startswith("Losses are of second")]
-    assert found[0].startswith(
-        "Losses are of second halves, given the first; arms are not equal in tokens read, not in"
-    )
+    assert found[0].startswith("Losses are of second halves; arms are not equal in tokens read, and not")
 
 
 def test_runs_that_do_not_log_it_are_compared_with_a_warning(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from llama_lab.data.windows import ValWindows
 from llama_lab.model import Decoder
 from llama_lab.model.loss import IGNORE
 from llama_lab.training.assemble import build_module
-from llama_lab.training.module import LanguageModel
+from llama_lab.training.module import LanguageModel, second_half
 from tests.composing import decoder
 from tests.training.tiny import Pieces, logged, nll_by_hand, pieces, planned, trained, trained_state
 
@@ -79,6 +79,16 @@ def test_the_loss_of_second_halves_is_that_of_their_tokens_in_any_family(
         total += F.cross_entropy(logits, targets[15:31], reduction="sum").item()
         count += (targets[15:31] != IGNORE).sum().item()
     assert parts.rows[-1]["val/second_half_loss"] == pytest.approx(total / count, rel=1e-5)
+
+
+@pytest.mark.parametrize("length", [8, 9])
+def test_the_second_half_of_a_window_is_the_same_tokens_in_all_families(length: int) -> None:
+    window, found = torch.arange(length + 1)[None], []
+    for family in ("family=decoder", "objective=prefix", "family=encoder_decoder"):
+        model = decoder("size=pico", family)
+        _, targets, *_ = model.cut(window[:, :-1], window[:, 1:])
+        found.append(second_half(targets, length).tolist())
+    assert found == [[[*range(length // 2, length)]]] * 3
 
 
 def test_bits_per_byte_are_the_sum_over_ln_2_and_the_bytes_of_the_text(validated: tuple[Pieces, list[float]]) -> None:

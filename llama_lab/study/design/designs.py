@@ -401,10 +401,9 @@ class Families:
             "encoder_decoder": ("encoder_decoder", "next_token", depth),
         }
         arms = {}
-        for name, (family, objective, n) in families.items():
-            own = f"family={family}", f"objective={objective}", f"model.n_layers={n}"
-            axes = {"family": family, "objective": objective, "n_layers": str(n)}
-            arms[name] = axes, (f"arch={self.base}", *own)
+        for name, levels in families.items():
+            axes = dict(zip(("family", "objective", "model.n_layers"), map(str, levels), strict=True))
+            arms[name] = axes, [f"arch={self.base}", *(f"{axis}={level}" for axis, level in axes.items())]
         return Variants(matched_arms(arms), title=f"{self.base} as {conjoin([*arms])}")
 
 

@@ -30,7 +30,7 @@ def test_the_families_are_one_recipe_with_half_of_the_layers_in_a_tower_where_pa
 
 def test_one_layer_stays_in_each_tower() -> None:
     arms = Families("llama", "params").variants(type(CONFIGS)(CONFIGS._loader, ["model.n_layers=1"])).arms
-    assert [arm.axes["n_layers"] for arm in arms] == ["1", "1", "1"]
+    assert [arm.axes["model.n_layers"] for arm in arms] == ["1", "1", "1"]
 
 
 @pytest.mark.parametrize("match", ["params", "flops"])
@@ -63,6 +63,13 @@ def test_the_families_are_matched(tiny: list[str], match: str) -> None:
             ),
             "model.max_seq_len: arms have 16 and 32, but families are compared by the second halves of equal windows; "
             "give all arms one",
+        ),
+        (
+            (
+                *("study=options", "study.axis=objective", "study.options=[next_token,span]", *STUDY[1:]),
+                "family=encoder_decoder",
+            ),
+            "objective: losses of next tokens and spans do not compare; give all arms the same targets",
         ),
         ((*STUDY, "study.base=gtp2"), "study.base=gtp2: no such recipe (did you mean gpt2?)"),
         ((*STUDY, "family=decoder"), "family=decoder: the study sets family itself, arm by arm; leave it out"),

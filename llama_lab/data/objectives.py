@@ -112,12 +112,13 @@ class Span(Objective):
     def require_room(self, seq_len: int) -> None:
         """Raise ConfigError unless windows of `seq_len` tokens have room between spans, and sentinels suffice."""
         noise, spans = self.counts(seq_len)
-        key = f"objective.mean_span={self.mean_span}: a window of model.max_seq_len={seq_len} has {spans} spans"
-        if spans > len(self.extra_tokens):
-            raise ConfigError(f"{key}, and there are {len(self.extra_tokens)} sentinels; raise it, or lower the other")
-        if spans >= min(noise, seq_len - noise + 1):
-            problem = f"of {noise} tokens, which makes no shorter source, or leaves nothing between them"
-            raise ConfigError(f"{key} {problem}; raise either")
+        most = min(noise - 1, seq_len - noise, len(self.extra_tokens))  # a source is no longer than its window
+        if spans > most:
+            problem = f"{spans} spans, of {noise} tokens in all, where at most {most} fit"
+            raise ConfigError(
+                f"objective.mean_span={self.mean_span}: a window of model.max_seq_len={seq_len} has {problem}; "
+                f"raise it, or change the other"
+            )
 
     def counts(self, length: int) -> tuple[int, int]:
         """Tokens in spans, and spans, of a window of `length` tokens."""

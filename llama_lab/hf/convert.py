@@ -100,8 +100,8 @@ def nearest_family(loaded: Loaded, settings: Settings) -> tuple[Family, list[str
     family, obstacles, _ = min(
         found, key=lambda one: (not one[2], len(one[1]), sum("." not in of.partition("=")[0] for of in one[1]))
     )
-    kind = type(loaded.model)
-    return family, obstacles if kind is Decoder else [f"model={kind.__name__} (Decoder)", *obstacles]
+    kind = type(loaded.model).__name__
+    return family, obstacles if kind == family.model else [f"model={kind} ({family.model})", *obstacles]
 
 
 def write_model(
@@ -162,11 +162,14 @@ def check_export(folder: Path, model: Decoder, family: Family, dtype: torch.dtyp
     if (start := model.document_start_id) is not None:  # transformers has no masks of documents, so compare one
         tokens[tokens == start] = (start + 1) % model.vocab_size
     written = in_dtype(named_weights(model), dtype)
-    expected = functional_call(model, {name: weight.float() for name, weight in written.items()}, (tokens,))
+    tokens, _, *source = model.cut(tokens, tokens)
+    given = {"input_ids": source[0], "decoder_input_ids": tokens} if source else {"input_ids": tokens}
+    weights = {name: weight.float() for name, weight in written.items()}
+    expected = functional_call(model, weights, (tokens, None, *source))
     try:
         class_ = getattr(transformers, family.architecture)
         theirs, info = class_.from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
-        found = theirs.eval()(tokens).logits
+        found = theirs.eval()(**given).logits
     except Exception as error:  # of any kind, from their code
         raise ConfigError(f"{folder.parent}: {family.architecture} does not load it, {first_line(error)}") from error
     distance = ((found - expected).abs().max() / expected.abs().max()).item()

@@ -1,9 +1,9 @@
 """Model families: one table per family maps settings and weights between transformers and us, both ways.
 
-The tables are in `llama_families.py`, `expert_families.py`, `recurrent_families.py` and `gpt_families.py`, the kinds of
-settings in `settings.py`. A family lists its fixed settings (`recipe`), how its settings map to ours (`settings`), and
-which tensor holds each of our parameters (`weights`). "Ours" is the model node of our config, "theirs" config.json.
-Nothing here reads a file.
+The tables are in `llama_families.py`, `expert_families.py`, `recurrent_families.py`, `gpt_families.py` and
+`encoder_families.py`, the kinds of settings in `settings.py`. A family lists its fixed settings (`recipe`), how its
+settings map to ours (`settings`), and which tensor holds each of our parameters (`weights`). "Ours" is the model node
+of our config, "theirs" config.json. Nothing here reads a file.
 
 Our settings are flat: the model node of a resolved config with dotted keys, `{"dim": 64, "norm.eps": 1e-5}`, without
 what only the start of training reads, and lists where layers differ; see `flat_settings` and `by_layer.py`.
@@ -75,14 +75,14 @@ def flat_settings(node: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def model_node(settings: Settings) -> dict[str, Any]:
-    """The model node that `settings` are of, to be instantiated by Hydra; the inverse of `flat_settings`."""
+def model_node(settings: Settings, model: str = "Decoder") -> dict[str, Any]:
+    """The node of a `model` with `settings`, to be instantiated by Hydra; the inverse of `flat_settings`."""
     node = without_layers(settings)
     for own in (node, *node["layers"]):
-        for part in own.keys() & {"norm", "position", "attention", "ffn", "embedding", "block"}:
+        for part in own.keys() & {"norm", "position", "attention", "cross_attention", "ffn", "embedding", "block"}:
             own[part] = own[part] and as_factory(own[part])  # a block may leave out the feed-forward
     start = {"init": {"_target_": f"{MODEL}.init.Normal", "_partial_": True}, "dropout": 0.0, "seed": 0}
-    return {"_target_": f"{MODEL}.Decoder", **node, **start}
+    return {"_target_": f"{MODEL}.{model}", **node, **start}
 
 
 def as_factory(component: dict[str, Any]) -> dict[str, Any]:
@@ -120,6 +120,7 @@ class Family:
     renamed: the names of their tensors in files that were saved under others, by regular expressions.
     idle: tensors in files that hold no weights.
     precision: how far logits of transformers in float32 are from ours, in parts of the largest.
+    model: the class of ours.
     """
 
     model_type: str
@@ -134,6 +135,7 @@ class Family:
     renamed: Mapping[str, str] = field(default_factory=dict)
     idle: str = r"(.*\.)?(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias)"
     precision: float = 1e-4
+    model: str = "Decoder"
 
     def derive(
         self,
@@ -255,7 +257,8 @@ class Family:
 
     def entries(self, settings: Settings) -> Iterator[tuple[tuple[str, ...], str, Fusion, Settings]]:
         """Our names, their name and the fusion of every parameter that a model can have, and its layer's settings."""
-        layers = [at_layer(settings, layer) for layer in range(settings["n_layers"])]
+        depth = max(settings["n_layers"], settings.get("encoder_layers", 0))
+        layers = [at_layer(settings, layer) for layer in range(depth)]
         for layer, own in enumerate([settings, *layers], -1):
             for names, source in self.weights_of(own).items():
                 our_names = as_tuple(names)

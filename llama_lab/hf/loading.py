@@ -146,7 +146,7 @@ def load_transformers(folder: Path) -> Loaded:
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError) as error:
         why = str(error) if type(error) in (ValueError, ConfigError) else f"is damaged, {first_line(error)}"
         raise ConfigError(f"{folder}: its {CONFIG}: {why}") from error
-    cfg = OmegaConf.create({"model": model_node(settings)})
+    cfg = OmegaConf.create({"model": model_node(settings, family.model)})
     tensors = read_weights(folder)
     names = family.canonical_names(tensors)
     weights = {names[name]: tensor for name, tensor in tensors.items() if name in names}

@@ -29,8 +29,8 @@ def overrides_of(settings: Settings) -> list[str]:
     has_experts = "expert" in (node["ffn"] or {})
     others = ("embedding", "init", "pattern", *["ffn"] * (node["ffn"] is None))
     groups = ["embedding", *(group for group in COMPONENTS if group not in others)]
-    chosen: dict[str, str] = {}
-    nodes: list[DictConfig] = []
+    chosen: dict[str, str] = {"family": "encoder_decoder"} if "encoder_layers" in settings else {}
+    nodes = [option_node(group, option) for group, option in chosen.items()]
     for group in (*groups, *["expert"] * has_experts):  # some read what the embedding sets, experts what ffn does
         found = choices(group)
         keys_to_set = {o: distance(group, settings, composed([*nodes, node], settings)) for o, node in found.items()}

@@ -203,7 +203,10 @@ class ScoreScale(Value):
 
 @dataclass(frozen=True)
 class Choice(Setting):
-    """A setting of theirs whose values are components or several settings of ours, some of them derived."""
+    """A setting of theirs whose values are components or several settings of ours, some of them derived.
+
+    name: theirs, and after `|` names that transformers puts before it.
+    """
 
     name: str
     default: Any
@@ -211,7 +214,7 @@ class Choice(Setting):
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
-        value = config.get(self.name, self.default)
+        value = next((config[name] for name in reversed(self.names) if name in config), self.default)
         if not isinstance(value, str | bool | int | None) or value not in self.ours:
             raise ValueError(f"{self.name}={value}: no switch; choose of {', '.join(map(str, self.ours))}")
         return {key: derive(chosen, ours) for key, chosen in self.ours[value].items()}
@@ -223,7 +226,7 @@ class Choice(Setting):
             for value, chosen in self.ours.items()
             if all(equal(ours.get(key), derive(wanted, ours)) for key, wanted in chosen.items())
         ]
-        return {self.name: values[0] if values and self.default not in values else self.default}
+        return dict.fromkeys(self.names, values[0] if values and self.default not in values else self.default)
 
 
 @dataclass(frozen=True)

@@ -158,13 +158,22 @@ class EncoderDecoder(Decoder):
 
     A `source (B, S)` may be padded: then `lengths (B,)` follows. With a state, only the first pass is given them.
 
-    cross_attention: the factory of cross-attention, called like `attention`. encoder_layers: of the encoder. Others are
-    those of `Decoder`. Raises ValueError, its message beginning with the setting at fault.
+    cross_attention: the factory of cross-attention, called like `attention`. encoder_layers: of the encoder. start_id:
+    the token that the decoder begins with; None: the last one of the source. Others are those of `Decoder`. Raises
+    ValueError, its message beginning with the setting at fault.
     """
 
-    def __init__(self, cross_attention: Callable[..., CrossAttention], encoder_layers: int, **decoder: Any) -> None:
-        self._cross_attention, self._encoder_layers = cross_attention, encoder_layers
+    def __init__(
+        self,
+        cross_attention: Callable[..., CrossAttention],
+        encoder_layers: int,
+        start_id: int | None = None,
+        **decoder: Any,
+    ) -> None:
+        self._cross_attention, self._encoder_layers, self.start_id = cross_attention, encoder_layers, start_id
         super().__init__(**decoder)
+        if start_id is not None and not 0 <= start_id < self.vocab_size:
+            raise ValueError(f"start_id={start_id}: must be one of the model's {self.vocab_size} ids, or null")
         if self.prefix:
             raise ValueError(f"attention.prefix={self.prefix}: an encoder-decoder has a source instead; set it to null")
         if self.document_start_id is not None:
@@ -207,15 +216,20 @@ class EncoderDecoder(Decoder):
         length = inputs.shape[1]
         lengths = 1 + (targets != IGNORE).int().argmax(-1)
         if given:
-            return inputs, targets, *given
+            return self.begin(inputs), targets, *given
         if not (lengths > 1).any():
             half = length // 2
-            return inputs[:, half - 1 : -1], targets[:, half - 1 : -1], inputs[:, :half]
+            return self.begin(inputs[:, half - 1 : -1]), targets[:, half - 1 : -1], inputs[:, :half]
         lengths = torch.where(lengths > 1, lengths, length // 2)
         shortest, longest = (int(end) for end in lengths.aminmax())
         at = lengths[:, None] - 1 + torch.arange(length - shortest + 1, device=inputs.device)
         ended, at = at >= length, at.clamp(max=length - 1)
-        return inputs.gather(1, at), targets.gather(1, at).masked_fill(ended, IGNORE), inputs[:, :longest], lengths
+        targets = targets.gather(1, at).masked_fill(ended, IGNORE)
+        return self.begin(inputs.gather(1, at)), targets, inputs[:, :longest], lengths
+
+    def begin(self, inputs: Tensor) -> Tensor:
+        """The decoder's `inputs (B, T)`, of which the first is `start_id`, if there is one."""
+        return inputs if self.start_id is None else F.pad(inputs[:, 1:], (1, 0), value=self.start_id)
 
     def attention_context(
         self,
@@ -244,7 +258,7 @@ class EncoderDecoder(Decoder):
 
     def read_prompt(self, prompt: Tensor, state: DecoderState) -> Tensor:
         """The hidden states after a `prompt (1, T)`: it is the source, and its last token the decoder's first."""
-        return self.hidden_states(prompt[:, -1:], state, prompt)
+        return self.hidden_states(self.begin(prompt[:, -1:]), state, prompt)
 
     def new_state(self, batch_size: int, context: int | None = None, dtype: torch.dtype | None = None) -> DecoderState:
         """An empty state for `context` tokens, and for as many of a source; see `Decoder.new_state`."""

@@ -25,7 +25,7 @@ from tests.composing import options
 from tests.conftest import Command
 from tests.data.test_data_module import on_device
 from tests.golden.files import check, numbers
-from tests.hf.theirs import CASES, CONTEXT, VOCAB, their_model
+from tests.hf.theirs import CASES, CONTEXT, VOCAB, our_logits, their_model
 
 RECIPES = options("arch")
 TRAINED = {arch: [f"arch={arch}"] for arch in ("vanilla", "gpt2", "llama", "gemma2")} | {
@@ -110,7 +110,7 @@ def test_an_exported_family_has_its_names_shapes_and_logits(converting: Command,
         model.save_pretrained(theirs)
         assert converting("export", theirs, exported).code == 0, name
         with torch.no_grad():
-            logits = llama_lab.load(exported).model(tokens)[0, :: CONTEXT - 1, :6]
+            logits = our_logits(llama_lab.load(exported).model, tokens)[0, :: CONTEXT - 1, :6]
         shapes = {key: list(value.shape) for key, value in load_file(exported / "model.safetensors").items()}
         found[name] = {"shapes": shapes, "logits": logits.tolist()}
     check("families", found, 1e-4)

@@ -22,7 +22,7 @@ from llama_lab.hf.loading import family_of, load
 from llama_lab.model import Decoder
 from llama_lab.model.recurrent import Recurrent
 from llama_lab.util.errors import ConfigError
-from tests.hf.theirs import CASES, CONTEXT, FULL, SLIDING, VOCAB, built
+from tests.hf.theirs import CASES, CONTEXT, FULL, SLIDING, VOCAB, built, our_logits, their_logits
 
 TOLERANCE = 1e-4
 OF_RECURRENT = 3e-4  # twelve such layers in float32 are 1e-4 from float64, ours and theirs
@@ -113,7 +113,7 @@ def read_by_class(model_type: str) -> frozenset[str]:
         if own_type == model_type:
             config = AutoConfig.for_model(model_type, **json.loads(json.dumps(settings)))
             with recording(read):
-                built(config)(tokens())
+                their_logits(built(config), tokens())
     return frozenset(name for name in read if not name.startswith("__") and not hasattr(PreTrainedConfig, name))
 
 
@@ -192,7 +192,7 @@ class Base:
         """The same by logits."""
         try:
             theirs = built(config)
-            deepcopy(theirs)(tokens())
+            their_logits(deepcopy(theirs), tokens())
             theirs.save_pretrained(self.folder)
         except Exception as error:
             return f"theirs refuses: {type(error).__name__} {error}"
@@ -201,12 +201,12 @@ class Base:
             with patch.object(loading, "build", self.build):
                 model = load(self.folder).model
             text = tokens()[:, : model.max_seq_len]
-            found = model(text)
+            found = our_logits(model, text)
         except ConfigError as error:
             return f"refused: {error}"
         except Exception as error:
             return f"FAILS: {type(error).__name__} {error}"
-        expected = theirs(text).logits  # of the same length, which some scaled angles depend on
+        expected = their_logits(theirs, text)  # of the same length, which some scaled angles depend on
         if not expected.isfinite().all():
             return "theirs is no number"
         error = (found - expected).abs().max().item()

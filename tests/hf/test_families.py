@@ -15,7 +15,18 @@ from llama_lab.hf.convert import export_model, import_model, settings_of
 from llama_lab.hf.families import FAMILIES
 from llama_lab.hf.loading import Loaded, load
 from llama_lab.util.errors import ConfigError
-from tests.hf.theirs import CASES, CONTEXT, PROMPT, VOCAB, our_text, reload, their_logits, their_model, their_text
+from tests.hf.theirs import (
+    CASES,
+    CONTEXT,
+    PROMPT,
+    VOCAB,
+    our_logits,
+    our_text,
+    reload,
+    their_logits,
+    their_model,
+    their_text,
+)
 
 TOLERANCE = 1e-4  # of float32 logits whose standard deviation is about one
 # One for each way in which weights are kept: apart, in columns, fused, in groups, by heads or experts, in latents.
@@ -26,6 +37,7 @@ EXPORTED = (
     "bamba, biases, groups",
     "kimi_linear, listed",
     *("mixtral", "qwen3_moe, some experts", "deepseek_v3, experts", "gpt_oss"),
+    *("t5", "t5, 1.1"),
 )
 
 
@@ -54,7 +66,7 @@ def tokens() -> Tensor:
 def test_an_imported_model_has_their_logits_and_writes_their_text(case: Case, tokens: Tensor) -> None:
     expected = their_logits(case.theirs, tokens)
     assert expected.std() > 0.5
-    assert (case.ours.model(tokens) - expected).abs().max() <= TOLERANCE
+    assert (our_logits(case.ours.model, tokens) - expected).abs().max() <= TOLERANCE
     prompts = tokens[:, :PROMPT]
     assert our_text(case.ours.model, prompts) == their_text(case.theirs, prompts)
 
@@ -93,6 +105,7 @@ TRAINED = (
     *("qwen3_5, hybrid", "qwen3_next, experts", "lfm2, rounded, biases, untied", "olmo_hybrid, no positions", "mamba2"),
     "bamba, biases, groups",
     "kimi_linear, listed",
+    *("t5", "t5, 1.1"),
 )
 
 
@@ -106,7 +119,7 @@ def test_an_imported_model_has_their_gradients(name: str, tokens: Tensor, tmp_pa
     settings = settings_of(ours)
     found, expected = (
         torch.autograd.grad(cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()), [*model.parameters()])
-        for model, logits in ((ours.model, ours.model(tokens)), (theirs, theirs(tokens).logits))
+        for model, logits in ((ours.model, our_logits(ours.model, tokens)), (theirs, their_logits(theirs, tokens)))
     )
     names = family.canonical_names(key for key, _ in theirs.named_parameters())
     gradients = dict(zip(names.values(), expected, strict=True))

@@ -30,6 +30,7 @@ def settings_of(*overrides: str) -> Settings:
 # What published models have that is not the default of their class, where a recipe follows them.
 LLAMA_1 = {"rms_norm_eps": 1e-5}
 BASE_500K = {"rope_parameters": {"rope_type": "default", "rope_theta": 500000.0}}
+T5_HEAD = ("tie_word_embeddings", "scale_decoder_outputs")  # of which the class says the second alone
 PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA_1,
     "llama2": LLAMA_1,
@@ -43,6 +44,7 @@ PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": [("conv", "conv", "full_attention")[i % 3] for i in range(32)]},
     "bamba": {"mamba_d_state": 128, "attn_layer_indices": [8, 17, 26]},
     "mamba2": {"n_groups": 1, "tie_word_embeddings": True},
+    "t5_v1_1": {"feed_forward_proj": "gated-gelu", **dict.fromkeys(T5_HEAD, False)},
     "granite": {
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
@@ -99,7 +101,7 @@ def test_a_setting_that_is_absent_is_what_transformers_takes_for_it(family: Fami
         full["max_seq_len"] = empty["max_seq_len"]  # of ALiBi, which has no limit
     assert full == empty
     assert family.obstacles(empty)[0] == [], "it can hold what it was read from"
-    assert flat_settings(model_node(empty)) == empty
+    assert flat_settings(model_node(empty, family.model)) == empty
 
 
 OBSTACLES = {

@@ -47,7 +47,9 @@ def test_a_field_that_siblings_read_counts_only_where_the_class_reads_it(case: s
 @pytest.mark.parametrize("case", CASES)
 def test_every_field_that_any_class_reads_is_read_as_transformers_does_or_refused(case: str, tmp_path: Path) -> None:
     settings = CASES[case][1]
-    layers = next(settings[name] for name in ("num_hidden_layers", "n_layer", "n_layers") if name in settings)
+    layers = next(
+        settings[name] for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers") if name in settings
+    )
     changes = [{field: value} for field in all_fields() for value in values_of(field, layers)]
     changes += [{"rope_parameters": ROPES[0], "rope_scaling": rope} for rope in ROPES]
     of_type = [other for other, (model_type, _) in CASES.items() if model_type == CASES[case][0]]

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from llama_lab.hf.families import FAMILIES
@@ -108,6 +108,13 @@ SOME_EXPERTS = {"mlp_only_layers": [0], "decoder_sparse_step": 2, "norm_topk_pro
 OF_WHOLES = {"original_max_position_embeddings": 10, "beta_fast": 2.0, "truncate": False}
 GPT_OSS = {"swiglu_limit": 0.5} | rope("yarn", **YARN, **OF_WHOLES)
 GPT_OSS_PLAIN = {"swiglu_alpha": 1.2, "attention_bias": False} | ALL_FULL | rope("default")
+
+T5 = {
+    **{"vocab_size": VOCAB, "d_model": 48, "d_kv": 12, "d_ff": 80, "num_layers": 3, "num_heads": 6},
+    **{"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12, "n_positions": CONTEXT},
+    **{"decoder_start_token_id": 0, "pad_token_id": None, "dropout_rate": 0.0},
+}
+T5_V1_1 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 2}
 
 # A case is a family's model_type, and settings beside its sizes.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -261,6 +268,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3, experts": ("deepseek_v3", LATENT | FEW_DENSE | SMALL),
     "gpt_oss": ("gpt_oss", WIDE_HEADS | SPARSE | SLIDES | GPT_OSS),
     "gpt_oss, plain": ("gpt_oss", LLAMA | SPARSE | GPT_OSS_PLAIN),
+    "t5": ("t5", T5),
+    "t5, 1.1": ("t5", T5 | T5_V1_1),
 }
 
 
@@ -278,6 +287,8 @@ def built(config: PreTrainedConfig) -> PreTrainedModel:
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
         model = getattr(transformers, architecture)(config).eval()
+        if not getattr(config, "scale_decoder_outputs", True):  # the files of T5 1.1 have a head, its class none
+            model.lm_head.weight = nn.Parameter(torch.randn_like(model.lm_head.weight))
         biases = (buffer for name, buffer in model.named_buffers() if name.endswith("correction_bias"))
         for weight in (*model.parameters(), *biases):
             weight.add_(0.1 * torch.randn_like(weight))
@@ -298,10 +309,17 @@ def reload(folder: Path) -> PreTrainedModel:
     return model.eval()
 
 
-@torch.no_grad()
 def their_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """Logits `(B, T, V)`."""
-    logits = model(tokens).logits
+    """Logits `(B, T, V)`; a source is the tokens from the last."""
+    given = {"input_ids": tokens.flip(1), "decoder_input_ids": tokens}
+    logits = model(**given if model.config.is_encoder_decoder else {"input_ids": tokens}).logits
+    assert isinstance(logits, Tensor)
+    return logits
+
+
+def our_logits(model: Decoder, tokens: Tensor) -> Tensor:
+    """The same by ours."""
+    logits = model(tokens, None, *[tokens.flip(1)] * (len(model.towers) - 1))
     assert isinstance(logits, Tensor)
     return logits
 
@@ -309,8 +327,9 @@ def their_logits(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 def their_text(model: PreTrainedModel, prompts: Tensor) -> list[list[int]]:
     """What follows the prompts by `generate`, greedily, up to the context."""
     n = prompts.shape[1]
-    settings = GenerationConfig(max_new_tokens=CONTEXT - n, do_sample=False, pad_token_id=0)
-    return model.generate(prompts, settings, attention_mask=torch.ones_like(prompts))[:, n:].tolist()
+    settings = GenerationConfig(max_new_tokens=CONTEXT - n, do_sample=False, pad_token_id=0, decoder_start_token_id=0)
+    written = model.generate(prompts, settings, attention_mask=torch.ones_like(prompts))
+    return written[:, 1 if model.config.is_encoder_decoder else n :].tolist()
 
 
 def our_text(model: Decoder, prompts: Tensor, eot_id: int | None = None) -> list[list[int]]:

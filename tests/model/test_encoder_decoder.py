@@ -1,5 +1,7 @@
 """The encoder-decoder: PyTorch's own Transformer as an oracle, halves of windows, the cache of a source, refusals."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -120,12 +122,42 @@ def test_every_parameter_learns(attention: str) -> None:
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
-def test_parameters_are_those_of_2017() -> None:
-    for size, params in (("transformer_base", 63_045_632), ("transformer_big", 214_171_648)):
-        with torch.device("meta"):
-            cfg = compose_config("arch=transformer2017", f"size={size}", "model.vocab_size=37000")
-            cost = measure_cost(build_model(cfg, 37000))
-        assert cost.params == params
+GATED = {"feed_forward_proj": "gated-gelu", "d_ff": 2048}
+BASE = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
+
+
+@pytest.mark.parametrize(
+    ("arch", "size", "params", "config"),
+    [
+        ("transformer2017", "transformer_base", 63_045_632, None),
+        ("transformer2017", "transformer_big", 214_171_648, None),
+        ("t5", "t5_small", 60_506_624, {}),
+        ("t5", "t5_base", 222_903_552, BASE),
+        ("t5_v1_1", "t5_base", 247_577_856, BASE | GATED),
+    ],
+)
+def test_parameters_are_those_published(arch: str, size: str, params: int, config: dict[str, Any] | None) -> None:
+    with torch.device("meta"):
+        model = build_model(compose_config(f"arch={arch}", f"size={size}"), 257)
+        assert measure_cost(model).params == params
+        if config is not None:  # transformers counts the head of T5 1.1 as tied
+            theirs = T5ForConditionalGeneration(T5Config(vocab_size=32_128, **config))
+            head = 0 if model.embedding.head.weight is model.embedding.tokens.weight else 32_128 * model.dim
+            assert sum(p.numel() for p in theirs.parameters()) + head == params
+
+
+@torch.no_grad()
+def test_a_decoder_begins_with_the_token_that_is_named() -> None:
+    model = model_of("model.start_id=5")
+    for given in ((), (SOURCE,)):
+        inputs, targets, *_ = model.cut(TOKENS, TOKENS, *given)
+        assert inputs[:, 0].tolist() == [5, 5]
+        usual, same, *_ = model_of().cut(TOKENS, TOKENS, *given)
+        assert torch.equal(inputs[:, 1:], usual[:, 1:])
+        assert torch.equal(targets, same)
+    state = model.new_state(1, 12)
+    expected = model(torch.tensor([[5]]), None, SOURCE[:1])[:, -1]
+    torch.testing.assert_close(prefill(model, [SOURCE[0].tolist()], state), expected)
 
 
 def test_costs_are_of_windows_whose_halves_are_read_by_either_tower() -> None:
@@ -147,6 +179,7 @@ REFUSED = {
     "data.document_mask=true": "model.document_start_id: an encoder sees all documents",
     "init=deepnorm": "model.init=DeepNorm: it is for decoders alone",
     "model.encoder_layers=0": "model.encoder_layers=0: must be positive",
+    "model.start_id=97": "model.start_id=97: must be one of the model's 97 ids, or null",
     "model.max_seq_len=1": "model.max_seq_len=1: half of it is the source",
 }
 

@@ -146,7 +146,7 @@ def _different_options(records: Sequence[Record], groups: Collection[str]) -> di
 
 def predicted(config: Mapping[str, Any]) -> str:
     """Which tokens of a window a flat config's model predicts: those that no layer sees at once, nor an encoder."""
-    if "model.encoder_layers" in config:
+    if "model.encoder_layers" in config and "data.pair_files._target_" not in config:  # these have sources
         return "the second half of each window"
     layers = [flatten(one) for one in config.get("model.layers") or ()]
     found = [config.get("model.attention.prefix"), *(one.get("attention.prefix") for one in layers)]

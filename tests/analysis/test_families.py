@@ -111,6 +111,15 @@ def test_runs_that_do_not_log_it_are_compared_with_a_warning(tmp_path: Path) -> 
     assert any(one.startswith("Losses are of different tokens") for one in result.warnings)
 
 
+def test_pairs_are_compared_by_their_targets(tmp_path: Path) -> None:
+    """Which all families predict; no second halves are logged."""
+    pairs = {"data.pair_files._target_": "llama_lab.data.pairs.PairFiles"}
+    config = {"decoder": pairs, "prefix_decoder": PREFIX | pairs, "encoder_decoder": encoder_decoder() | pairs}
+    result = analyse(write_study(tmp_path, LOSSES, axes=AXES, design="families", config=config), tmp_path)
+    assert result.metric == "val/loss"
+    assert planted_warnings(result) == []
+
+
 def test_other_tokenizers_leave_bits(tmp_path: Path) -> None:
     study = written(tmp_path, facts={"encoder_decoder": {"tokenizer_hash": "1" * 32}})
     assert analyse(study, tmp_path).metric == "val/bits_per_byte"

@@ -395,15 +395,13 @@ class Families:
         """An arm per family."""
         layers = compose_recipe(self.base, "base", configs)[0].model.n_layers
         depth = layers if self.match in ("flops", "none") else max(1, layers // 2)
+        decoder = {"family": "decoder", "objective": "next_token", "model.n_layers": str(layers)}
         families = {
-            "decoder": ("decoder", "next_token", layers),
-            "prefix_decoder": ("decoder", "prefix", layers),
-            "encoder_decoder": ("encoder_decoder", "next_token", depth),
+            "decoder": decoder,
+            "prefix_decoder": {**decoder, "objective": "prefix"},
+            "encoder_decoder": {**decoder, "family": "encoder_decoder", "model.n_layers": str(depth)},
         }
-        arms = {}
-        for name, levels in families.items():
-            axes = dict(zip(("family", "objective", "model.n_layers"), map(str, levels), strict=True))
-            arms[name] = axes, [f"arch={self.base}", *(f"{axis}={level}" for axis, level in axes.items())]
+        arms = {name: (axes, [f"arch={self.base}", *map("=".join, axes.items())]) for name, axes in families.items()}
         return Variants(matched_arms(arms), title=f"{self.base} as {conjoin([*arms])}")
 
 

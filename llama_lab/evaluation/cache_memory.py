@@ -17,22 +17,30 @@ from .lengths import sums_by_position
 def cache_dtypes(model: Decoder) -> list[torch.dtype]:
     """bfloat16, in which costs are given everywhere; the model's dtype; and int8 if all mixers support it."""
     dtypes = dict.fromkeys((torch.bfloat16, model.embedding.tokens.weight.dtype, torch.int8))
-    return [d for d in dtypes if d != torch.int8 or all(mixer.int8_state for mixer in model.mixers)]
+    has_int8 = len(model.towers) == 1 and all(mixer.int8_state for mixer in model.mixers)
+    return [d for d in dtypes if d != torch.int8 or has_int8]
 
 
 def cache_sizes(model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[int]) -> list[CacheSize]:
-    """The bytes of a cache of each dtype for each batch and context, measured once it holds so many tokens."""
+    """The bytes of a cache of each dtype for each batch and context, measured once it holds so many tokens.
+
+    Of an encoder-decoder, and as many of a source.
+    """
     device, sizes = model.embedding.tokens.weight.device, []
     on_cuda = device.type == "cuda"
     for dtype, batch_size, context in itertools.product(cache_dtypes(model), batch_sizes, contexts):
         before = torch.cuda.memory_allocated(device) if on_cuda else 0
         cache = model.new_state(batch_size, context, dtype)
         allocated = torch.cuda.memory_allocated(device) - before if on_cuda else None
-        model.hidden_states(torch.zeros(batch_size, context, dtype=torch.int64, device=device), cache)
+        tokens = torch.zeros(batch_size, context, dtype=torch.int64, device=device)
+        model.hidden_states(tokens, cache, *(tokens for _ in model.towers[1:]))
         storages = {x.untyped_storage() for layer in cache.layers for x in layer.tensors}
         state, formula = (batch_size * ask_mixers(model, "state_bytes", tokens, dtype) for tokens in (0, context))
+        source = batch_size * (model.source_bytes(context, dtype) or 0)
         measured = sum(storage.nbytes() for storage in storages)
-        sizes.append(CacheSize(batch_size, context, name_of(dtype), formula, measured, allocated, state))
+        sizes.append(
+            CacheSize(batch_size, context, name_of(dtype), formula + source, measured, allocated, state, source)
+        )
         del cache  # before the next one is allocated
     return sizes
 

@@ -56,8 +56,8 @@ class Subject:
     @property
     def contexts(self) -> list[int]:
         """Context lengths at which memory and speed are measured, in ascending order."""
-        length = self.run.model.max_seq_len
-        return sorted({max(1, round(multiple * length)) for multiple in self.settings.eval.contexts})
+        length, least = self.run.model.max_seq_len, len(self.run.model.towers)
+        return sorted({max(least, round(multiple * length)) for multiple in self.settings.eval.contexts})
 
 
 def losses(subject: Subject, earlier: Evaluation) -> Evaluation:
@@ -146,11 +146,8 @@ def evaluate(path: Path, settings: DictConfig, imported: TrainedRun | None = Non
         raise ConfigError(f"eval.parts: lm_eval scores texts of which {shown} shows a part; leave it out")
     if "lm_eval" in settings.eval.parts and not run.model.causal:
         raise ConfigError("eval.parts: lm_eval scores next tokens, which an encoder does not predict; leave it out")
-    without_source = sorted({"cache", "speed", "lm_eval"} & {*settings.eval.parts})
-    if without_source and len(run.model.towers) > 1:
-        raise ConfigError(
-            f"eval.parts: leave out {conjoin(without_source)}, which read no source, as an encoder-decoder must"
-        )
+    if "lm_eval" in settings.eval.parts and len(run.model.towers) > 1:
+        raise ConfigError("eval.parts: leave out lm_eval, which reads no source, as an encoder-decoder must")
     if "sample" in settings.eval.parts:  # the last part's errors, before the first
         encode_prompts(run.tokenizer, run.model, [run.cfg.train.prompt], settings)
     here = surroundings(subject.hardware, run.step)

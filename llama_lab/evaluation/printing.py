@@ -93,15 +93,22 @@ def smallest_caches(found: Evaluation) -> list[CacheSize]:
 
 def caches(found: Evaluation) -> Table:
     """Bytes of one sequence's KV cache, and what its rounding costs."""
-    has_states = any(size.state_bytes for size in found.cache)
-    columns = ("dtype", "tokens", *["of state"] * has_states, "by formula", "measured", "loss through it")
+    has_states, has_sources = (any(getattr(size, n) for size in found.cache) for n in ("state_bytes", "source_bytes"))
+    parts = ["of state"] * has_states + ["of as long a source"] * has_sources
+    columns = ("dtype", "tokens", *parts, "by formula", "measured", "loss through it")
     table = plain_table(f"KV cache{' and state' * has_states} of one sequence", right=columns)
     through = {one.dtype: "no number" if one.loss is None else f"{one.loss:.6f}" for one in found.cache_losses}
     for size in smallest_caches(found):
-        each = (size.state_bytes, size.formula_bytes, size.measured_bytes)
-        state, formula, measured = (in_bytes(n / size.batch_size) for n in each)
+        each = (size.state_bytes, size.source_bytes, size.formula_bytes, size.measured_bytes)
+        state, source, formula, measured = (in_bytes(n / size.batch_size) for n in each)
         equal = "equal" if size.measured_bytes == size.formula_bytes else measured
-        cells = (*[state] * has_states, formula, equal, through.pop(size.dtype, ""))  # its loss once
+        cells = (
+            *[state] * has_states,
+            *[source] * has_sources,
+            formula,
+            equal,
+            through.pop(size.dtype, ""),
+        )  # its loss once
         table.add_row(size.dtype, f"{size.context:,}", *cells)
     return table
 

@@ -50,7 +50,7 @@ def generation_speed(
     cache_dtype: torch.dtype | None = None,
 ) -> GenerationSpeed:
     """Measure all three in turn, on random tokens, whose values do not matter. compiled: compile the decoding step."""
-    new_tokens = min(NEW_TOKENS, context)
+    new_tokens = min(NEW_TOKENS, context + 1 - len(model.towers))  # with its source an encoder-decoder reads another
     timings = time_in_turn(
         {
             "prefill": reading(model, batch_size, context, cache_dtype),
@@ -81,10 +81,13 @@ def decoding(
 ) -> Callable[[], object]:
     """A function that decodes the last `new_tokens` of `context` tokens, one by one, with a cache of the others.
 
-    Tokens are given rather than sampled, which would dominate for large vocabularies. The cached values are arbitrary.
+    Tokens are given rather than sampled, which would dominate for large vocabularies. The cached values are arbitrary,
+    but those of an encoder-decoder's source, which has `context` tokens, too.
     """
     tokens = random_tokens(model, batch_size, new_tokens)
     cache = model.new_state(batch_size, context, cache_dtype)
+    if len(model.towers) > 1:
+        inference(lambda: prefill(model, random_tokens(model, batch_size, context).tolist(), cache))()
 
     def decode() -> None:
         cache.lengths.fill_(context - new_tokens)
@@ -98,7 +101,8 @@ def decoding(
 def reading_again(model: Decoder, batch_size: int, context: int) -> Callable[[], object]:
     """A function that computes the next token of `batch_size` sequences of `context` tokens without a cache."""
     tokens = random_tokens(model, batch_size, context)
-    return inference(lambda: model.embedding.logits(model.hidden_states(tokens)[:, -1]))
+    given = [tokens for _ in model.towers[1:]]  # the source of an encoder-decoder
+    return inference(lambda: model.embedding.logits(model.hidden_states(tokens, None, *given)[:, -1]))
 
 
 def random_tokens(model: Decoder, batch_size: int, n: int) -> Tensor:

@@ -95,8 +95,7 @@ class CrossAttention(Mixer):
             if state is not None:
                 assert isinstance(state, SourceCache)
                 state.fill(key, value, lengths)
-        else:
-            assert state is not None
+        if state is not None:  # with its rounding
             key, value, lengths = (kept if kept.ndim == 1 else kept.type_as(query) for kept in state.tensors)
         mask = None
         if lengths is not None:

@@ -31,7 +31,7 @@ class CacheSize:
 
     formula_bytes: by `llama_lab/model/cost.py`. state_bytes: those of them before any token. measured_bytes: of the
     memory behind its tensors after the tokens were read. allocated_bytes: what CUDA's allocator gave for it when it was
-    new, in blocks of 512 bytes; None on other devices.
+    new, in blocks of 512 bytes; None on other devices. source_bytes: of an encoder-decoder's, those of the source.
     """
 
     batch_size: int
@@ -41,6 +41,7 @@ class CacheSize:
     measured_bytes: int
     allocated_bytes: int | None = None
     state_bytes: int = 0
+    source_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,39 @@ def test_bytes_by_hand() -> None:
     assert last.measured_bytes == 3 * 10 * 2 * 2 * 2 * (8 + 4)  # and a float32 scale for each head's bytes
 
 
+@torch.no_grad()
+def test_the_cache_of_a_source_is_counted_apart_and_stays_as_it_is_while_decoding() -> None:
+    model = lively("family=encoder_decoder", "attention=gqa", "model.n_kv_heads=2")
+    sizes = cache_sizes(model, [3], [10])
+    assert [size.dtype for size in sizes] == ["bfloat16", "float32"]
+    for size, width in zip(sizes, (2, 4), strict=True):
+        keys_and_values = 3 * 10 * 2 * 2 * 2 * 8 * width  # of 2 layers, 2 heads of 8
+        assert size.source_bytes == keys_and_values + 3 * 2 * 8  # and the number of the source's tokens
+        assert size.measured_bytes == size.formula_bytes == keys_and_values + size.source_bytes
+    state, tokens = model.new_state(1, 10), torch.arange(1, 7)[None]
+    model(tokens[:, :1], state, tokens)
+    before = [layer.source.tensors for layer in state.layers]
+    kept = [[tensor.clone() for tensor in tensors] for tensors in before]
+    model(tokens[:, 1:], state)
+    assert all((now == then).all() for pair in zip(before, kept, strict=True) for now, then in zip(*pair, strict=True))
+
+
+@torch.no_grad()
+def test_the_loss_of_an_encoder_decoder_through_a_cache_is_that_of_decoding_with_it() -> None:
+    model, tokens = lively("family=encoder_decoder"), stream(97)  # three windows of 32
+    found = {cost.dtype: cost.loss for cost in cache_losses(model, ValWindows(tokens, 32), 64)}
+    for dtype in (torch.float32, torch.bfloat16):
+        paid = []
+        for start in (0, 32, 64):
+            window = torch.from_numpy(tokens[start : start + 32].astype(int))
+            cache = model.new_state(1, 32, dtype)
+            logits = [model(window[None, 15:16], cache, window[None, :16])[0]]
+            logits += [model(token.view(1, 1), cache)[0] for token in window[16:-1]]
+            paid.append(F.cross_entropy(torch.cat(logits).double(), window[16:]))
+        assert found[str(dtype).removeprefix("torch.")] == pytest.approx(float(torch.stack(paid).mean()), abs=1e-6)
+    assert abs(found["bfloat16"] - found["float32"]) > 1e-5
+
+
 def test_the_state_of_a_hybrid_is_a_part_of_its_bytes_at_any_context() -> None:
     model = decoder(
         *("model.n_layers=2", "attention=linear", "position=none"),

@@ -232,10 +232,24 @@ def test_losses_of_an_encoder_decoder_stand_where_their_tokens_do() -> None:
     torch.testing.assert_close(nll[half - 1 : -1], losses.sum(0).double())
 
 
-def test_what_reads_no_source_is_not_evaluated(command: Command, tiny: list[str]) -> None:
+def test_an_encoder_decoder_is_evaluated_in_all_parts_but_the_one_without_a_source(
+    command: Command, evaluating: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran = command(*tiny, "family=encoder_decoder", "train.tokens=2560")
     assert ran.code == 0, ran.err
-    with pytest.raises(ConfigError, match=r"^eval.parts: leave out cache and speed, which read no source, as an"):
-        evaluate(ran.run, eval_settings())
+    monkeypatch.setattr("llama_lab.evaluation.evaluate.find_spec", lambda _: True)
+    with pytest.raises(ConfigError, match=r"^eval.parts: leave out lm_eval, which reads no source, as an"):
+        evaluate(ran.run, eval_settings("eval.parts=[lm_eval]", "eval.tasks=[any]"))
+    quick = ("eval.lengths=[2]", "eval.contexts=[0.01,1]", "eval.batch_sizes=[1]", "eval.rounds=1", "max_new_tokens=3")
+    shown = evaluating(f"run={ran.run}", *quick)
+    assert (shown.code, shown.err) == (0, "")
+    assert "of as long a source" in shown.out
     found, trained = evaluate(ran.run, eval_settings("eval.parts=[loss]")), Summary.load(ran.run)
     assert found.metrics["val/loss"] == pytest.approx(trained.metrics["val/loss"])
+    assert [(size.context, size.dtype) for size in found.cache if size.batch_size == 1] == [
+        *((2, dtype) for dtype in ("bfloat16",)),
+        (32, "bfloat16"),
+        (2, "float32"),
+        (32, "float32"),
+    ]
+    assert [speed.context for speed in found.speed] == [2, 32]

@@ -134,3 +134,17 @@ def test_reversing_is_learnt_for_words_that_were_held_out(objective: str, least:
     made = planned(*settings, *task, f"runs_dir={tmp_path}", "train.evaluations=1")
     assert train_run(made) == "done"
     assert Summary.load(made.folder.path).metrics["val/accuracy"] >= least
+
+
+@pytest.mark.slow
+def test_the_transformer_of_2017_reverses_every_word_that_was_held_out(tmp_path: Path) -> None:
+    """By its own schedule, optimizer and label smoothing."""
+    sizes = ["size=pico", "model.dim=64", "model.n_heads=4", "model.max_seq_len=16", "train.batch_size=64"]
+    schedule = ["optim=adam", "optim.lr=2e-3", "schedule=noam", "schedule.warmup=0.2", "train.label_smoothing=0.1"]
+    rest = ["train.tokens=1e6", "train.evaluations=1", "logger=none", f"runs_dir={tmp_path}"]
+    made = planned("arch=transformer2017", "data=reverse", *sizes, *schedule, *rest)
+    assert train_run(made) == "done"
+    assert Summary.load(made.folder.path).metrics["val/exact_match"] == 1
+    sample = (made.folder.path / "sample.txt").read_text().split()
+    assert sample[7] == "|"
+    assert sample[:7] == sample[:7:-1]

@@ -18,7 +18,7 @@ from llama_lab.evaluation.speed import (
     reading_again,
     time_in_turn,
 )
-from llama_lab.model import Decoder
+from llama_lab.model import Decoder, EncoderDecoder
 from tests.composing import decoder, lively
 
 RECIPES = {
@@ -53,6 +53,23 @@ def test_decoding_reads_the_last_tokens_one_by_one_every_time_and_reading_the_wh
     passes.clear()
     reading_again(model, 2, 20)()
     assert passes == [(2, [*range(20)])]
+
+
+def test_an_encoder_decoder_reads_a_source_and_decodes_with_what_is_kept_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = decoder("family=encoder_decoder")
+    assert isinstance(model, EncoderDecoder)
+    passes, sources = watched(model), []
+    model.encoder.blocks[0].register_forward_pre_hook(lambda _, arguments: sources.append(arguments[0].shape[:2]))
+    work = decoding(model, 3, 32, NEW_TOKENS)
+    passes.clear()
+    assert sources == [(1, 32)] * 3
+    work()
+    assert passes == [(3, [position]) for position in range(16, 32)]
+    assert len(sources) == 3, "none is read again"
+    reading_again(model, 2, 20)()
+    assert (passes[16:], sources[3:]) == ([(2, [*range(20)])], [(2, 20)])
+    speed = generation_speed(model, 1, 2, 1)
+    assert len(speed.decode) == 1
 
 
 @pytest.mark.parametrize("overrides", RECIPES.values(), ids=RECIPES)

@@ -17,7 +17,7 @@ from llama_lab.training.monitor import Monitor
 from tests.conftest import Command, last_of_each
 from tests.training import stopping
 from tests.training.stopping import MASKED, RECURRENT, RUN, Moment, at, cut, ends_as_the_whole_run, stop, stopped
-from tests.training.tiny import planned, repeatable, rows, steps_of, trained, trained_state
+from tests.training.tiny import on_pairs, planned, repeatable, rows, steps_of, trained, trained_state
 
 
 @pytest.fixture
@@ -80,6 +80,14 @@ def test_a_run_of_its_own_kind_that_dies_goes_on_to_the_same_end(
     whole = trained(*overrides, *own, f"runs_dir={tmp_path / 'whole'}")
     stopped(CUTS["between two checkpoints"], cut, *overrides, *own)
     assert ends_as_the_whole_run(whole, *overrides, *own)
+
+
+@pytest.mark.parametrize("family", ["decoder", "encoder_decoder"])
+def test_a_run_on_pairs_that_dies_goes_on_to_the_same_end(family: str, overrides: list[str], tmp_path: Path) -> None:
+    own = [*on_pairs(overrides, tmp_path), f"family={family}"]
+    whole = trained(*own, f"runs_dir={tmp_path / 'whole'}")
+    stopped(CUTS["between two checkpoints"], cut, *own)
+    assert ends_as_the_whole_run(whole, *own)
 
 
 def test_a_run_that_a_search_prunes_saves_and_goes_on_to_the_same_end(whole: Path, overrides: list[str]) -> None:

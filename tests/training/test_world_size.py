@@ -16,7 +16,7 @@ from tests.conftest import TRAIN, Command, RunTrain, last_of_each
 from tests.data.test_data_module import on_device
 from tests.preloaded import PreloadedPython
 from tests.processes import at_work_in, listening
-from tests.training.tiny import LOOPBACK, logged, pieces, repeatable, trained
+from tests.training.tiny import LOOPBACK, logged, on_pairs, pieces, repeatable, trained
 
 STEPS = 62
 RUN = [
@@ -151,6 +151,16 @@ def test_two_devices_predict_the_same_of_each_window_and_weigh_it_alike(
     ran = run_train(*overrides, "trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", **LOOPBACK)
     assert (ran.code, ran.err) == (0, "")
     for metric in ("train/loss", "optim/grad_norm", "val/loss"):
+        assert logged(ran.run, metric) == pytest.approx(logged(alone, metric), abs=1e-5)
+
+
+@pytest.mark.slow
+def test_two_devices_train_on_the_same_pairs_as_one(tiny: list[str], run_train: RunTrain, tmp_path: Path) -> None:
+    overrides = [*on_pairs(tiny, tmp_path), "family=encoder_decoder", "train.tokens=2560", "train.log_every=1"]
+    alone = trained(*overrides, f"runs_dir={tmp_path}")
+    ran = run_train(*overrides, "trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu", **LOOPBACK)
+    assert (ran.code, ran.err) == (0, "")
+    for metric in ("train/loss", "optim/grad_norm", "val/loss", "val/exact_match"):
         assert logged(ran.run, metric) == pytest.approx(logged(alone, metric), abs=1e-5)
 
 

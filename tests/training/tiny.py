@@ -36,6 +36,15 @@ LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}
 PLACES = ("runs_dir=", "init_from=", "resume=")
 
 
+def on_pairs(overrides: Sequence[str], folder: Path) -> list[str]:
+    """The overrides of a run on words of many lengths and their last letters, instead of a text."""
+    words = [f"{n:b}{n:o}" for n in range(120)]
+    for name, lines in (("from", words), ("to", [word[-n % 5 - 1 :] for n, word in enumerate(words)])):
+        (folder / name).write_text("\n".join(lines))
+    shared = [one for one in overrides if not one.startswith("data.document_chars")]
+    return [*shared, "data=pairs", f"data.files=[{folder / 'from'},{folder / 'to'}]", "data.val_fraction=0.2"]
+
+
 def planned(*overrides: str, arm: str = "arm") -> Run:
     """The run that `python train.py *overrides` would start. Runs in several places are composed once."""
     cfg = compose_config(*(override for override in overrides if not override.startswith(PLACES)))

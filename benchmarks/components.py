@@ -46,7 +46,7 @@ COMPONENTS = {
         {"shapes": [(1, 2, 64, 16), (1, 2, 128, 16)]},
     ),
     "recurrence": Component(
-        "The gated delta rule in chunks, ours and transformers' in PyTorch",
+        "The gated delta rule in chunks, and the mixer of Mamba 2, ours and transformers' in PyTorch",
         "no claim",
         recurrence.measure_recurrence,
         {"shape": (1, 2, 20, 4)},

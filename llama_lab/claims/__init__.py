@@ -1,0 +1,1 @@
+"""The book of claims: statements of textbooks and papers, run and judged."""

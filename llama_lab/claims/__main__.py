@@ -1,0 +1,137 @@
+"""`python -m llama_lab.claims [NAME ...] [OVERRIDE ...]`: run what is missing, judge, and write the pages."""
+
+import argparse
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+
+from llama_lab.analysis.analyse import analyse
+from llama_lab.analysis.power import smallest_difference
+from llama_lab.analysis.result import Comparison, Result
+from llama_lab.config.messages import exit_with
+from llama_lab.runs.study import FILE, Study
+from llama_lab.util.errors import ConfigError
+
+from .archive import changed_arms, pack, rows_of, unpack
+from .book import Judged, write_pages
+from .claim import Claim, Statement, all_claims
+from .judging import Verdict, judge, recompute
+
+CLAIMS, PAGES = Path("claims"), Path("docs/claims")
+DEVICES = ("cpu", "gpu")
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m llama_lab.claims", description=__doc__)
+    about = "claims, default: all; and settings of train.py that change no result, such as hydra/launcher=slurm"
+    parser.add_argument("words", nargs="*", metavar="NAME|OVERRIDE", help=about)
+    parser.add_argument("--list", action="store_true", help="say which stand, are partial or stale, and their cost")
+    parser.add_argument("--judge", action="store_true", help="run nothing: judge what the CSV has, and write the pages")
+    given = parser.parse_args()
+    overrides = [word for word in given.words if "=" in word]
+    names = [word for word in given.words if "=" not in word]
+    try:
+        claims = all_claims(CLAIMS)
+        if unknown := [name for name in names if name not in claims]:
+            raise ConfigError(f"{unknown[0]}: is no claim; choose from {', '.join(claims)}")
+        chosen = [claims[name] for name in names or claims]
+        if not (given.list or given.judge):
+            for claim in chosen:
+                run(claim, overrides)
+        book = {name: (claim, judged(claim)) for name, claim in claims.items()}
+        if given.list:
+            for claim in chosen:
+                print(state(claim, book[claim.name][1]))
+        else:
+            write_pages(book, PAGES)
+            print(f"the pages are in {PAGES}")
+    except ConfigError as error:
+        exit_with(error)
+
+
+def run(claim: Claim, overrides: Sequence[str]) -> None:
+    """Train what is missing of a claim's study here, and keep what has ended, also after Ctrl-C or a failed run."""
+    if not claim.study:
+        return
+    archive = archive_of(claim, "gpu" if torch.cuda.is_available() else "cpu")
+    name = f"claims-{claim.name}-{archive.stem}"
+    folder = Path("runs") / name
+    if archive.exists():
+        if changed := changed_arms(archive):
+            problem = f"the settings of {', '.join(changed)} are others now"
+            raise ConfigError(f"{archive}: is stale, {problem}; delete it to run the claim again")
+        unpack(archive, folder)
+    command = [sys.executable, "train.py", *claim.study, f"name={name}", *overrides]
+    try:
+        code = subprocess.run(command, check=False).returncode
+    finally:
+        if (folder / FILE).exists():
+            pack(folder, archive)
+    if code:
+        raise ConfigError(f"{claim.name}: its study ended with status {code}, see above; the same command goes on")
+
+
+def archive_of(claim: Claim, device: str) -> Path:
+    """Where the results of a kind of device are kept."""
+    return CLAIMS / claim.name / f"{device}.csv"
+
+
+def judged(claim: Claim) -> list[Judged]:
+    """The verdicts on a claim by what is kept: on each kind of device, or on its figures."""
+    found = [Judged("", [(figure, recompute(figure)) for figure in claim.figures])] if claim.figures else []
+    for archive in sorted((CLAIMS / claim.name).glob("*.csv")):
+        with TemporaryDirectory() as name:
+            folder = Path(name)
+            unpack(archive, folder)
+            result = analyse(Study.load(folder), folder)
+        verdicts = [(said, verdict(said, result)) for said in claim.statements]
+        rows = list(rows_of(archive))
+        seconds, dates = sum(row.get("last:seconds", 0.0) for row in rows), sorted({row["date"] for row in rows})
+        changed = changed_arms(archive)
+        stale = f"the settings of {', '.join(changed)} are others now" if changed else ""
+        span = dates[0] if len(dates) < 2 else f"{dates[0]} to {dates[-1]}"
+        found.append(Judged(archive.stem, verdicts, result, seconds / 3600, span, stale))
+    return found
+
+
+def verdict(said: Statement, result: Result) -> Verdict:
+    """The verdict on a statement by a study that has its arms."""
+    arms = {arm.name: arm for arm in result.arms}
+    if missing := [name for name in (said.arm, said.against) if name not in arms]:
+        raise ConfigError(f"{missing[0]}: the study has no such arm; choose from {', '.join(arms)}")
+    found = comparison(said, result)
+    if found is None or found.change.n < 2:
+        return judge(said, found)
+    tests = len(result.study.family) + len(result.study.ends)
+    sd = found.change.sd / 2**0.5
+    return judge(said, found, sd * smallest_difference(len(arms), found.change.n, tests))
+
+
+def comparison(said: Statement, result: Result) -> Comparison | None:
+    """The test of a statement's two arms, among those of the study."""
+    arm = next(arm for arm in result.arms if arm.name == said.arm)
+    pairs = (arm.to_previous, arm.to_baseline, *result.pairs)
+    return next((one for one in pairs if one and (one.arm, one.against) == (said.arm, said.against)), None)
+
+
+def state(claim: Claim, found: Sequence[Judged]) -> str:
+    """A line on a claim: its verdicts by device, whether they are stale, and what it costs."""
+    parts = []
+    for one in found:
+        words = Counter(verdict.word for _, verdict in one.verdicts)
+        parts.append(f"{one.device or 'figures'}: " + ", ".join(f"{n} {word}" for word, n in words.items()))
+        parts += [f"stale, {one.stale}"] if one.stale else []
+    devices = {one.device for one in found}
+    parts += [f"not run on a {device.upper()}" for device in DEVICES if claim.study and device not in devices]
+    cost = f", about {claim.hours:g} hours on two cores" if claim.study else ""
+    return f"{claim.name}: {claim.title}{cost}\n    " + "; ".join(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The results of a study as a small CSV, a row per run: enough to judge again, and to go on in another clone."""
+
+import csv
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import fields
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from llama_lab.api import load_config
+from llama_lab.config.schema import CHANGEABLE, INDIRECT, belongs, flatten
+from llama_lab.runs.folder import OVERRIDES, RESOLVED, RunFolder, read_overrides, resolved, write_yaml
+from llama_lab.runs.json_file import from_json
+from llama_lab.runs.metrics import read_metrics
+from llama_lab.runs.stored import Environment, RunMetadata, Status, Summary
+from llama_lab.runs.study import FILE, Study, StudySpeed
+from llama_lab.util.errors import ConfigError
+from llama_lab.util.files import checksum, replacing
+
+ENDED = ("done", "diverged")
+FIRST_STEPS = 5  # whose losses tell whether the code still computes the same
+
+
+def pack(folder: Path, archive: Path) -> None:
+    """Write a row for each run of the study in `folder` that has ended, and copy the study's own files beside it."""
+    members = dict.fromkeys(member.folder for arm in Study.load(folder).arms for member in arm.members)
+    kept = {row["run"]: row for row in rows_of(archive)} if archive.exists() else {}
+    rows = [row for one in members if (row := kept.get(one) or row_of(folder, one))]
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(archive) as file, file.open("w", encoding="utf-8", newline="") as opened:
+        writer = csv.writer(opened, lineterminator="\n")
+        writer.writerow(columns)
+        before: list[str] = []
+        for row in rows:  # what a run has in common with the one above is left out
+            cells = [json.dumps(row[name]) if name in row else "-" for name in columns]
+            writer.writerow(
+                cells if not before else ["" if new == old else new for new, old in zip(cells, before, strict=True)]
+            )
+            before = cells
+    for name in (FILE, StudySpeed.FILE):
+        if (folder / name).exists():
+            shutil.copyfile(folder / name, beside(archive, name))
+
+
+def beside(archive: Path, name: str) -> Path:
+    """Where one of the study's own files is kept."""
+    return archive.with_suffix(f".{name}")
+
+
+def row_of(folder: Path, member: str) -> dict[str, Any] | None:
+    """What the archive has of a run; None of one that has not ended."""
+    run = RunFolder(folder / member)
+    if (status := run.status) is None or status.status not in ENDED:
+        return None
+    first = [
+        row["train/loss"] for row in read_metrics(run.metrics) if row["step"] <= FIRST_STEPS and "train/loss" in row
+    ]
+    environment = run.environment.to_json()
+    costs = run.environment.metrics
+    ended = Summary.load(run.path).metrics if status.status == "done" else {}
+    return {
+        "run": member,
+        "status": status.status,
+        "message": status.message,
+        "overrides": read_overrides(run.path),
+        "config": fingerprint(run.config()),
+        "date": date.fromtimestamp((run.path / Status.FILE).stat().st_mtime).isoformat(),
+        "first_losses": first,
+        **{name: value for name, value in environment.items() if name not in costs and name != "earlier_sessions"},
+        **{f"cost:{name}": value for name, value in costs.items()},
+        **{f"last:{name}": value for name, value in ended.items() if name not in costs},
+    }
+
+
+def fingerprint(config: DictConfig) -> str:
+    """Of the settings that decide a run's numbers."""
+    kept = {k: v for k, v in flatten(resolved(config)).items() if not belongs(k, (*CHANGEABLE, *INDIRECT, "trainer"))}
+    return checksum(json.dumps(kept, sort_keys=True))
+
+
+def changed_arms(archive: Path) -> list[str]:
+    """The arms whose first run would have other settings now."""
+    first = {str(row["arm"]): row for row in reversed([*rows_of(archive)])}
+    return [arm for arm, row in first.items() if fingerprint(load_config(row["overrides"])) != row["config"]]
+
+
+def rows_of(archive: Path) -> Iterator[dict[str, Any]]:
+    """The rows of an archive. Raises ConfigError for one that is damaged."""
+    try:
+        with archive.open(encoding="utf-8", newline="") as file:
+            above: dict[str, str] = {}
+            for row in csv.DictReader(file):
+                above = {name: cell or above[name] for name, cell in row.items()}
+                yield {name: json.loads(cell) for name, cell in above.items() if cell != "-"}
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        raise ConfigError(f"{archive}: is damaged, {error}; restore it") from error
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Make the study's folder, with a folder for each run that it lacks; these have no weights and no curves."""
+    for name in (FILE, StudySpeed.FILE):
+        if beside(archive, name).exists() and not (folder / name).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(beside(archive, name), folder / name)
+    for row in rows_of(archive):
+        path = folder / row["run"]
+        if (path / Status.FILE).exists():
+            continue
+        path.mkdir(parents=True, exist_ok=True)
+        costs = {name.removeprefix("cost:"): value for name, value in row.items() if name.startswith("cost:")}
+        last = {name.removeprefix("last:"): value for name, value in row.items() if name.startswith("last:")}
+        write_yaml(row["overrides"], path / OVERRIDES)
+        write_yaml(resolved(load_config(row["overrides"])), path / RESOLVED)
+        from_json(Environment, row | costs).save(path)
+        if row["status"] == "done":
+            known = {one.name for one in fields(RunMetadata)}
+            from_json(Summary, {name: row[name] for name in known & row.keys()} | costs | last).save(path)
+        Status(row["status"], row["message"]).save(path)

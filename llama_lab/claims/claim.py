@@ -1,0 +1,94 @@
+"""A claim: what is said, by whom, what tests it, and by which rule. One YAML file each, `claims/NAME.yaml`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Self
+
+import yaml
+
+from llama_lab.runs.json_file import from_json
+from llama_lab.util.errors import ConfigError, first_line
+
+from .facts import FACTS
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One statement about two arms of the claim's study, of which `arm` is compared with `against`.
+
+    expects: of the loss of `arm`. size: the change that is claimed, in nats per token, negative if it is lower; None: a
+    direction alone. margin: the largest change that does not matter, in nats per token.
+    """
+
+    text: str
+    source: str
+    arm: str
+    against: str
+    expects: Literal["lower", "higher", "equal"]
+    margin: float
+    size: float | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a text, `says`, that one of `FACTS` recomputes; it holds if both agree within `within`."""
+
+    text: str
+    source: str
+    says: float
+    fact: str
+    within: float
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim named after its file.
+
+    title: in a line. study: overrides of `train.py`, without a name; none if figures alone are recomputed. hours: that
+    it is expected to take on two cores. statements and figures: what is judged.
+    """
+
+    name: str
+    title: str
+    study: list[str]
+    hours: float
+    statements: list[Statement]
+    figures: list[Figure]
+
+    @classmethod
+    def load(cls, file: Path) -> Self:
+        """Read a claim. Raises ConfigError, in a line, for one that lacks a part."""
+        try:
+            given = {
+                "study": [],
+                "hours": 0,
+                "statements": [],
+                "figures": [],
+                **yaml.safe_load(file.read_text(encoding="utf-8")),
+            }
+            claim = from_json(cls, given | {"name": file.stem})
+            said: list[Statement | Figure] = [*claim.statements, *claim.figures]
+            if unsourced := [one.text for one in said if not one.source]:
+                raise ValueError(f"a statement has no source: {unsourced[0]}")
+            for statement in claim.statements:
+                if statement.margin <= 0:
+                    raise ValueError(f"margin={statement.margin}: must be positive: {statement.text}")
+            if unknown := [one.fact for one in claim.figures if one.fact not in FACTS]:
+                raise ValueError(f"fact={unknown[0]}: choose one of {', '.join(FACTS)}")
+            if not (claim.statements or claim.figures):
+                raise ValueError("it states nothing; add statements or figures")
+            if bool(claim.statements) != bool(claim.study):
+                raise ValueError("statements need a study, and a study statements")
+        except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+            raise ConfigError(
+                f"{file}: is no claim: {first_line(error)}; claims/ladder.yaml shows what one has"
+            ) from None
+        return claim
+
+
+def all_claims(folder: Path) -> dict[str, Claim]:
+    """The claims in a folder, by name. Raises ConfigError if there are none, or one lacks a part."""
+    claims = {file.stem: Claim.load(file) for file in sorted(folder.glob("*.yaml"))}
+    if not claims:
+        raise ConfigError(f"{folder}: holds no claims; run this at the top of the repository")
+    return claims

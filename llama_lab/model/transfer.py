@@ -136,8 +136,9 @@ def patterns(names: Iterable[str], n_layers: int) -> list[str]:
     """Names in their order, one for all layers: `blocks.*.ffn.up.weight`, or `blocks.0-2.ffn.up.weight` for some."""
     layers: dict[str, list[int]] = {}
     for name in names:
-        block = re.fullmatch(r"blocks\.(\d+)\.(.+)", name)
-        layers.setdefault(f"blocks.{{}}.{block[2]}" if block else name, []).extend([int(block[1])] if block else [])
+        block = re.fullmatch(r"(encoder\.)?blocks\.(\d+)\.(.+)", name)
+        pattern = f"{block[1] or ''}blocks.{{}}.{block[3]}" if block else name
+        layers.setdefault(pattern, []).extend([int(block[2])] if block else [])
     return [
         pattern.format("*" if len(found) == n_layers else ranges(found)) if found else pattern
         for pattern, found in layers.items()

@@ -61,6 +61,23 @@ def test_a_run_begins_where_its_source_ended_and_trains_on(settings: list[str], 
     assert Environment.load(source).init_hash == ""
 
 
+def test_a_decoder_starts_from_that_of_an_encoder_decoder(tiny: list[str], tmp_path: Path) -> None:
+    two = trained(*tiny, *SHORT, "family=encoder_decoder", "model.encoder_layers=3", f"runs_dir={tmp_path / 'two'}")
+    made = planned(*tiny, *SHORT, f"init_from='{two}'", f"runs_dir={tmp_path}")
+    source, dataset = load_source(made.cfg), open_dataset(made.cfg)
+    model = build_model(made.cfg, dataset.index.vocab_size)
+    start = start_from(source, made.cfg, model, dataset)
+    theirs = source.model.state_dict()
+    assert all((tensor == theirs[name]).all() for name, tensor in model.state_dict().items())
+    assert (start.share, start.anew, start.rows) == (1, [], [])
+    crossing = ["cross_attention_norm", *(f"cross_attention.{part}" for part in ("query", "key", "value", "output"))]
+    encoder = [name.replace("*", "0-2") for name in start.taken if name.startswith(("blocks", "norm"))]
+    assert sorted(start.left) == sorted(
+        [*(f"blocks.*.{part}.weight" for part in crossing), *(f"encoder.{name}" for name in encoder)]
+    )
+    assert start.settings["model"] == ["EncoderDecoder", "Decoder"]
+
+
 def test_a_source_is_hashed_once_by_a_process_until_its_files_change(
     settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

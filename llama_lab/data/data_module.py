@@ -15,7 +15,7 @@ from llama_lab.config.components import build
 from llama_lab.util.errors import ConfigError
 
 from .dataset import Dataset, Examples, Ids, Validation
-from .objectives import Objective, extra_tokens
+from .objectives import Objective, kind_of
 
 Batch = tuple[torch.Tensor, ...]
 """Inputs and targets, `(B, T)` int64 each, and what a model is given beside them."""
@@ -105,7 +105,7 @@ def open_data_module(cfg: DictConfig, dataset: Dataset) -> TokenDataModule:
 
 def open_objective(cfg: DictConfig, dataset: Dataset) -> Objective | None:
     """The objective that `cfg` describes, for a dataset; None: each next token. Raises ConfigError."""
-    given = {"tokenizer": dataset.tokenizer} if extra_tokens(cfg) else {}
+    given = {"tokenizer": dataset.tokenizer} if kind_of(cfg).extra_tokens else {}
     return build(cfg.objective, "objective", **given) if cfg.get("objective") else None
 
 

@@ -43,10 +43,9 @@ class Objective(ABC):
         return whole
 
 
-def extra_tokens(cfg: DictConfig) -> Sequence[str]:
-    """The special tokens of the objective that `cfg` describes."""
-    kind: Any = get_class(cfg.objective._target_) if cfg.get("objective") else Objective
-    return kind.extra_tokens  # type: ignore[no-any-return]
+def kind_of(cfg: DictConfig) -> type[Objective]:
+    """The class of the objective that `cfg` describes."""
+    return get_class(cfg.objective._target_) if cfg.get("objective") else Objective
 
 
 def targets_of(config: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from llama_lab.util.errors import ConfigError
 
 from .dataset import HALVES, Dataset
 from .mix import Part, exact_shares, open_mixture
-from .objectives import extra_tokens
+from .objectives import kind_of
 from .pairs import PairDataset
 from .source import Source
 from .tokenizer import TokenizerFactory
@@ -76,7 +76,7 @@ def open_dataset(
 
 def read_by(cfg: DictConfig, dataset: Dataset) -> Dataset:
     """A dataset as the run that `cfg` describes reads it: with its half of validation, and its objective's tokens."""
-    return dataset.validated_on(cfg.data.get("val_half")).with_tokens(extra_tokens(cfg))
+    return dataset.validated_on(cfg.data.get("val_half")).with_tokens(kind_of(cfg).extra_tokens)
 
 
 def open_probe(cfg: DictConfig, tokenizer: TokenizerFactory) -> Dataset:

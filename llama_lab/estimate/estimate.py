@@ -31,7 +31,7 @@ from torch.utils.benchmark import Timer
 from llama_lab.config.components import build, model_cost
 from llama_lab.config.layers import shallower
 from llama_lab.data.data_module import micro_batches_per_step, multiples_around
-from llama_lab.data.objectives import extra_tokens
+from llama_lab.data.objectives import kind_of
 from llama_lab.data.open import is_probe, open_probe
 from llama_lab.devices.hardware import asked_counts, check_strategy, choose_accelerator, choose_precision
 from llama_lab.devices.performance import Device, device_memory, named, options
@@ -332,7 +332,7 @@ def expected_vocabulary(cfg: DictConfig) -> tuple[int, str]:
     """
     if cfg.model.vocab_size is not None:
         return cfg.model.vocab_size, "model.vocab_size"
-    tokenizer, extra = build(cfg.tokenizer, "tokenizer"), extra_tokens(cfg)
+    tokenizer, extra = build(cfg.tokenizer, "tokenizer"), kind_of(cfg).extra_tokens
     of_objective = f", and {len(extra)} of the objective" if extra else ""
     if is_probe(cfg):
         probe = open_probe(cfg, tokenizer).with_tokens(extra)

@@ -60,7 +60,7 @@ METRICS = (
     Metric("val/second_half_loss", "of windows, given the first", f"{NATS} of second halves", curve="loss"),
     Metric(
         "val/accuracy",
-        "right answers: of a probe, of pairs, and of masked tokens",
+        "right answers: of a probe, of pairs, of masked tokens, and of spans",
         progress="accuracy {:.1%}",
         final=True,
     ),

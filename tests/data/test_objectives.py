@@ -18,8 +18,11 @@ from llama_lab.data.open import open_dataset
 from llama_lab.data.probes import ProbeDataset, Reverse
 from llama_lab.data.tokenizer import ByteTokenizer, TextTokenizer
 from llama_lab.data.windows import ValWindows
+from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.model.loss import IGNORE
+from llama_lab.runs.stored import Summary
 from llama_lab.util.errors import ConfigError
+from tests.composing import eval_settings
 from tests.conftest import Command
 from tests.training.tiny import planned, trained
 
@@ -174,6 +177,10 @@ def test_the_tokenizer_of_a_run_gains_the_sentinels(tiny: list[str], tmp_path: P
     path = trained(*tiny, *SPAN, "train.tokens=2560", f"runs_dir={tmp_path}")
     saved = TextTokenizer.load(path / "tokenizer.json")
     assert saved.ids_of(["<extra_id_0>", "<extra_id_99>"]) == [own, own + 99]
+    metrics = Summary.load(path).metrics
+    assert "val/second_half_loss" not in metrics
+    found = evaluate(path, eval_settings("eval.parts=[loss]"))
+    assert found.metrics["val/loss"] == pytest.approx(metrics["val/loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -534,7 +534,7 @@ def test_a_value_that_cannot_be_is_refused_before_any_folder_or_file_is_opened(t
 
 def test_what_is_missing_is_named_with_an_example(command: Command) -> None:
     for override, message in {
-        "data.files=[book.txt]": "data.files=[book.txt]: no such key here, it belongs to data=pairs | text; choose that, ",
+        "data.files=[book.txt]": "data.files=[book.txt]: no such key here, it belongs to data=pairs | text; choose ",
         "tokenizer=hf": "tokenizer.path=???: needs a value, such as tokenizer.path=gpt2\n",
         "data=text": "data.files=???: needs a value, such as data.files=[book.txt]\n",
     }.items():

@@ -77,9 +77,9 @@ def options(group: str) -> list[str]:
     return sorted(p.stem for p in (CONF_DIR / group).glob("*.yaml"))
 
 
-# The recipes that read tokens alone; the others need a source: tests/model/test_encoder_decoder.py.
+# The recipes that predict next tokens and need no source; the others: tests/model/test_encoder{,_decoder}.py.
 ENCODER_DECODERS = ("transformer2017", "t5", "t5_v1_1")
-DECODERS = [recipe for recipe in options("arch") if recipe not in ENCODER_DECODERS]
+DECODERS = [recipe for recipe in options("arch") if recipe not in ("bert", *ENCODER_DECODERS)]
 
 
 @cache

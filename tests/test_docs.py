@@ -274,7 +274,7 @@ def test_the_table_of_families_holds_every_one_of_them() -> None:
 
 # Options that the table of the README leaves to --help: variants of one that it names.
 VARIANTS = re.compile(
-    r"_bias|_temperature|_1e-6|_offset|_window|_gemma2|_qk_norm|_tanh|_500k|_2m|_quarter|_half|_mup|_scaled|_concatenated"
+    r"_bias|_temperature|_1e-6|_1e-12|_offset|_window|_gemma2|_qk_norm|_tanh|_500k|_2m|_quarter|_half|_mup|_scaled|_concatenated"
     r"|_1m|_150k|_interleaved|_olmoe|_qwen3|_deepseek_v3|_gpt_oss|_olmo_hybrid|_bamba|_kimi_linear"
 )
 

@@ -26,6 +26,7 @@ from . import CONF_DIR
 
 # The groups of an architecture, in the default order of a ladder.
 COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init", "pattern")
+ENCODERS = ("encoder", "bert")  # of family, which predict no next token
 INDIRECT = ("pattern", "bias", "expert")  # keys that act through the parts of the model which they give
 
 Kind = type | str

@@ -155,7 +155,8 @@ def read_tokenizer(path: Path, end_of_text: str | None) -> tuple[Tokenizer, str 
     for name in () if end_of_text else (TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP):
         with suppress(FileNotFoundError):
             try:
-                token = json.loads(path.with_name(name).read_text(encoding="utf-8")).get("eos_token")
+                known = json.loads(path.with_name(name).read_text(encoding="utf-8"))
+                token = known.get("eos_token") or known.get("sep_token")  # BERT's
             except (ValueError, AttributeError) as error:
                 raise ValueError(f"{name} beside it is no JSON object: {error}") from error
             if token:  # as text, or with its properties

@@ -19,7 +19,7 @@ from llama_lab.runs.folder import OVERRIDES, RESOLVED, TOKENIZER, write_yaml
 from llama_lab.util.errors import ConfigError, first_line
 from llama_lab.util.files import discard
 
-from .families import FAMILIES
+from .families import FAMILIES, OF_FAMILY
 from .family import Family, flat_settings
 from .loading import CONFIG, GENERATION, TOKEN_IDS, Loaded, load, named_weights
 from .overrides import overrides_of
@@ -48,7 +48,7 @@ def import_model(source: str, dest: Path, dtype: torch.dtype | None = None, max_
     settings = settings_of(loaded)
     with building(dest) as fresh:
         write_model(loaded, settings, fresh, dtype, max_shard_bytes)
-        write_yaml(overrides_of(settings), fresh / OVERRIDES)
+        write_yaml([*OF_FAMILY.get(str(loaded.model_type), []), *overrides_of(settings)], fresh / OVERRIDES)
     ignored = f"; ignored, as transformers does: {', '.join(loaded.ignored)}" if loaded.ignored else ""
     return (
         f"{dest}: {loaded.model_type} of {count(loaded)}; {OVERRIDES} has what composes the same model with train.py"

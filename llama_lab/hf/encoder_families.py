@@ -1,10 +1,26 @@
-"""Families with an encoder and a decoder; see `family.py`."""
+"""Families with an encoder, and a decoder or none; see `family.py`."""
 
 from typing import Any
 
 from .family import Family, Weights
-from .settings import Choice, Fixed, Settings, Value
-from .terms import ACTIVATIONS, GATED, GELU_TANH, PLAIN, RMS_NORM, block, component, fields, like, weights
+from .settings import Choice, Fixed, Settings, Unread, Value
+from .terms import (
+    ACTIVATIONS,
+    ALL_BIASES,
+    GATED,
+    GELU,
+    GELU_TANH,
+    LAYER_NORM,
+    LEARNED,
+    PLAIN,
+    RMS_NORM,
+    block,
+    component,
+    fields,
+    like,
+    sizes,
+    weights,
+)
 
 
 def is_gated(ours: Settings) -> bool:
@@ -72,4 +88,40 @@ T5 = Family(
     | {"blocks.#.cross_attention_norm.*": "decoder.block.#.layer.1.layer_norm.*"},
     idle=r"(en|de)coder\.embed_tokens\.weight|decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias.*",
     model="EncoderDecoder",
+)
+BERT = Family(
+    "bert",
+    "BertForMaskedLM",
+    LAYER_NORM
+    | (PLAIN | GELU | LEARNED | ALL_BIASES | block("PostNorm"))
+    | {"embedding.tied": True, "embedding.head_bias": True},
+    (
+        *sizes(30522, 768, 12, 12, 512),
+        *fields(intermediate_size=3072, layer_norm_eps=1e-12),
+        *(Fixed("hidden_act", "gelu"), Fixed("tie_word_embeddings", True), Fixed("type_vocab_size", 2)),
+        *(
+            Fixed("is_decoder", False),
+            Fixed("add_cross_attention", False),
+            Fixed("position_embedding_type", "absolute"),
+        ),
+        Unread("hidden_dropout_prob|attention_probs_dropout_prob", written=0.0),
+    ),
+    weights(
+        "bert.encoder.layer.#",
+        (*(f"attention.self.{name}" for name in ("query", "key", "value")), "attention.output.dense"),
+        ("attention.output.LayerNorm", "output.LayerNorm"),
+        ("intermediate.dense", "output.dense"),
+        ("bert.embeddings.word_embeddings", "bert.norm"),
+    )
+    | {
+        "position.table.weight": "bert.embeddings.position_embeddings.weight",
+        "segments.weight": "bert.embeddings.token_type_embeddings.weight",
+        "input_norm.*": "bert.embeddings.LayerNorm.*",
+        "head_transform.0.*": "cls.predictions.transform.dense.*",
+        "head_transform.2.*": "cls.predictions.transform.LayerNorm.*",
+        "embedding.head.*": "cls.predictions.*",
+    },
+    renamed={r"\.gamma$": ".weight", r"\.beta$": ".bias", r"predictions\.decoder": "predictions"},
+    idle=r"bert\.(pooler\..*|embeddings\.position_ids)|cls\.seq_relationship\..*",
+    model="Bert",
 )

@@ -21,6 +21,8 @@ RECIPES = {
     "qwen3_5": "qwen3_5_text",
     "t5_v1_1": "t5",
 }
+# Overrides that compose a family which is no decoder, beside those of its settings
+OF_FAMILY = {"bert": ["family=bert", "objective=masked"]}
 # Families that a user may well try, and what they need that we have no switch for.
 MISSING = {
     "qwen2_moe": "its shared expert has a width of its own",

@@ -106,6 +106,8 @@ def as_run(loaded: Loaded, data: DictConfig) -> Imported:
         "train": {"batch_size": max(1, 4096 // length), "micro_batch_size": None, "prompt": ""},
         "trainer": {"accelerator": "auto", "precision": "auto"},
     }
+    if not loaded.model.causal:
+        cfg["objective"] = {"_target_": "llama_lab.data.objectives.Masked", "share": 0.15}
     model = loaded.model.float()
     return Imported(RunFolder(path), OmegaConf.create(cfg), Environment(), loaded.tokenizer, model, None)
 

@@ -4,11 +4,11 @@ import torch
 
 from .cost import Cost, measure_cost
 from .decoder import Decoder
-from .encoder import Encoder
+from .encoder import Bert, Encoder
 from .encoder_decoder import EncoderDecoder
 from .generate import Sampling, generate
 
-__all__ = ["Cost", "Decoder", "Encoder", "EncoderDecoder", "Sampling", "generate", "measure_cost"]
+__all__ = ["Bert", "Cost", "Decoder", "Encoder", "EncoderDecoder", "Sampling", "generate", "measure_cost"]
 
 # The elementwise functions that PyTorch passes to Intel's oneMKL on CPUs: aten/src/ATen/cpu/vml.h of torch 2.13.
 VECTOR_MATH = "acos asin atan cos erf erfc erfinv exp log log10 log2 sin sqrt tan tanh trunc"

@@ -79,10 +79,14 @@ class Tower(nn.Module):
 
     def transform(self, x: Tensor, context: AttentionContext, states: Sequence[State] | None = None) -> Tensor:
         """Positions, blocks and final norm on embedded tokens `x (B, T, D)`; updates the mixers' `states` in place."""
-        x = self.dropout(self.position.embed(x, context.positions))
+        x = self.dropout(self.with_positions(x, context.positions))
         for i, block in enumerate(self.blocks):
             x = block(x, context.of(self.position_at(i)), None if states is None else states[i])
         return x if self.norm is None else self.norm(x)
+
+    def with_positions(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Embedded tokens `x (B, T, D)` with the encoding of their positions, where it is added."""
+        return self.position.embed(x, positions)
 
     def position_at(self, layer: int) -> Position:
         """The position encoding that acts in a layer, counted from 0."""

@@ -11,7 +11,7 @@ from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 from llama_lab.config.components import CONV, check_idle, of_layers
 from llama_lab.config.grammar import format_value, override_key, settled_keys
 from llama_lab.config.layers import unchanged
-from llama_lab.config.schema import KEYS, UNNAMED, belongs, check_kinds, default_settings, groups
+from llama_lab.config.schema import ENCODERS, KEYS, UNNAMED, belongs, check_kinds, default_settings, groups
 from llama_lab.util.errors import ConfigError
 
 from .logger_check import check_logger
@@ -94,11 +94,12 @@ def check_run(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
 def check_objective(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
     """Raise ConfigError for an objective that is for another family of models, or for other data."""
     objective, family = choices["objective"], choices["family"]
-    needed = {"prefix": "decoder", "masked": "encoder", "span": "encoder_decoder"}.get(str(objective), family)
-    if family != needed:
+    kind = "encoder" if family in ENCODERS else family
+    needed = {"prefix": "decoder", "masked": "encoder", "span": "encoder_decoder"}.get(str(objective), kind)
+    if kind != needed:
         raise ConfigError(f"objective={objective}: is for family={needed}, not {family}; change one of them")
-    if family == "encoder" and objective != "masked":
-        raise ConfigError(f"family=encoder: sees what objective={objective} predicts; add objective=masked")
+    if kind == "encoder" and objective != "masked":
+        raise ConfigError(f"family={family}: sees what objective={objective} predicts; add objective=masked")
     for kind in {"probe", "pair_files"} & {*cfg.data}:
         if objective in ("masked", "span"):
             problem = f"a {kind.removesuffix('_files')} has targets of its own; leave it out, or choose a text"

@@ -137,6 +137,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("mistral", LLAMA | SLIDES),
     "ministral": ("ministral", WIDE_HEADS | SLIDES | {"layer_types": [SLIDING, FULL, SLIDING]}),
     "gpt1": ("openai-gpt", GPT),
+    "bert": ("bert", FALCON | {"intermediate_size": 80}),
     "gpt2": ("gpt2", GPT),
     "gpt2, unscaled scores": ("gpt2", GPT | {"scale_attn_weights": False}),
     "gpt2, scores divided by the number of the layer": ("gpt2", GPT | {"scale_attn_by_inverse_layer_idx": True}),

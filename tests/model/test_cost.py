@@ -30,6 +30,7 @@ PUBLISHED = {
     ("llama2", "tinyllama_1b"): 1_100_048_384,
     ("falcon", "falcon_7b"): 6_921_720_704,
     ("bloom", "bloom_7b"): 7_069_016_064,
+    ("bert", "bert_base"): 109_514_298,
     ("gpt2", "gpt2"): 124_439_808,
     ("gpt2", "gpt2_medium"): 354_823_168,
     ("gpt2", "gpt2_large"): 774_030_080,

@@ -82,6 +82,14 @@ def test_every_parameter_learns_from_a_few_targets(attention: str) -> None:
     assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
 
 
+def test_every_parameter_of_bert_learns_but_the_second_segment() -> None:
+    model = decoder("arch=bert")
+    model.loss(*model.cut(TOKENS, TOKENS))[1].backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
+    assert [bool(row.any()) for row in model.segments.weight.grad] == [True, False]
+    assert seen(lively("arch=bert")) == ["11111"] * 5
+
+
 def test_costs_are_of_all_keys_and_there_is_no_cache() -> None:
     model = decoder(FAMILY, "arch=vanilla")
     cost = measure_cost(model, 24)

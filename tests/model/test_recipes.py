@@ -76,8 +76,8 @@ def test_keys_that_tests_set_in_a_composed_config_are_those_that_hydra_sets() ->
 def test_recipes_choose_one_option_in_every_group_and_nothing_else(arch: str) -> None:
     body = OmegaConf.to_container(OmegaConf.load(CONF_DIR / "arch" / f"{arch}.yaml"))
     assert body.keys() == {"defaults"}
-    family = ["family"] if arch in ENCODER_DECODERS else []  # others are decoders
-    family += ["objective"] if arch.startswith("t5") else []
+    family = ["family"] if arch in ("bert", *ENCODER_DECODERS) else []  # others are decoders
+    family += ["objective"] if arch.startswith(("bert", "t5")) else []
     assert [key for choice in body["defaults"] for key in choice] == [
         f"override /{group}" for group in (*GROUPS, "pattern", *family)
     ]
@@ -154,7 +154,7 @@ REFUSED = {
     ("olmo_hybrid", "norm", "none"): "the model's norm has no eps",
     ("olmo_hybrid", "block", "mixer_only"): "the block of layer 1 has a feed-forward; give the layer ffn, too",
     ("deepseek_v3", "position", "shaw"): "would ignore the relation",
-    **{(arch, "attention", option): "an encoder's see all" for arch in ENCODER_DECODERS for option in RECURRENT},
+    **{(arch, "attention", option): "see all" for arch in ("bert", *ENCODER_DECODERS) for option in RECURRENT},
     **{(arch, "init", "deepnorm"): "it is for decoders alone" for arch in ENCODER_DECODERS},
     **{("gemma3", "position", other): "has no such key" for other in ("alibi", "learned", "none", "relative", "shaw")},
 }

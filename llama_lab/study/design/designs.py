@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 from llama_lab.config.composing import run_config
 from llama_lab.config.grammar import format_value
-from llama_lab.config.schema import COMPONENTS, WORDS, groups, is_kind
+from llama_lab.config.schema import COMPONENTS, ENCODERS, WORDS, groups, is_kind
 from llama_lab.runs.study import Arm
 from llama_lab.util.errors import ConfigError, suggestion
 from llama_lab.util.formatting import conjoin
@@ -108,8 +108,8 @@ def compose_recipe(recipe: str, key: str, configs: Composer) -> tuple[DictConfig
 def compose_base(base: str, configs: Composer) -> DictConfig:
     """The config of a recipe that predicts next tokens. Raises ConfigError if there is none, and for an encoder."""
     cfg, choices = compose_recipe(base, "base", configs)
-    if choices["family"] == "encoder":
-        raise ConfigError(f"study.base={base}: family=encoder has no cache, and predicts no next token; choose another")
+    if choices["family"] in ENCODERS:
+        raise ConfigError(f"study.base={base}: an encoder has no cache, and predicts no next token; choose another")
     return cfg
 
 

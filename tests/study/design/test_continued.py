@@ -62,7 +62,7 @@ def test_uptraining_from_grouped_heads_goes_below_them(tmp_path: Path) -> None:
 def test_an_encoder_is_neither_uptrained_nor_extended(design: partial[Any], tmp_path: Path) -> None:
     own = ("family=encoder", "objective=masked")
     encoder = source(tmp_path / "encoder", "arch=llama", *own)
-    with pytest.raises(ConfigError, match=r"^study.base=llama2?: family=encoder has no cache"):
+    with pytest.raises(ConfigError, match=r"^study.base=llama2?: an encoder has no cache"):
         design().variants(from_source(encoder, *own))
 
 

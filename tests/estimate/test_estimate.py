@@ -204,6 +204,11 @@ def test_the_first_chunks_of_a_loss_take_the_memory_of_all(mixed: bool, monkeypa
     assert measured[0] == measured[1]
 
 
+def test_an_encoder_decoder_has_an_estimate_with_the_ids_that_its_objective_adds() -> None:
+    found = estimated_on("a100", "arch=t5", "size=pico")
+    assert (found.vocab_size, found.vocabulary) == (4196, "tokenizer.vocab_size, and 100 of the objective")
+
+
 def test_twice_the_sequences_take_twice_the_activations() -> None:
     footprint = Footprint(compose_config(*WIDE), 97, 100, torch.bfloat16, True)
     assert footprint.activation_bytes(8) == pytest.approx(2 * footprint.activation_bytes(4), rel=0.02)

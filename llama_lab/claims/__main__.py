@@ -63,11 +63,12 @@ def run(claim: Claim, overrides: Sequence[str]) -> None:
     name = f"claims-{claim.name}-{archive.stem}"
     folder = Path("runs") / name
     if archive.exists():
-        if changed := changed_arms(archive):
+        if changed := changed_arms(archive, claim.config_dir):
             problem = f"the settings of {', '.join(changed)} are others now"
             raise ConfigError(f"{archive}: is stale, {problem}; delete it to run the claim again")
-        unpack(archive, folder)
-    command = [sys.executable, "train.py", *claim.study, f"name={name}", *overrides]
+        unpack(archive, folder, claim.config_dir)
+    options = ["--config-dir", claim.config_dir] if claim.config_dir else []
+    command = [sys.executable, "train.py", *options, *claim.study, f"name={name}", *overrides]
     try:
         code = subprocess.run(command, check=False).returncode
     finally:
@@ -88,12 +89,12 @@ def judged(claim: Claim) -> list[Judged]:
     for archive in sorted((CLAIMS / claim.name).glob("*.csv")):
         with TemporaryDirectory() as name:
             folder = Path(name)
-            unpack(archive, folder)
+            unpack(archive, folder, claim.config_dir)
             result = analyse(Study.load(folder), folder)
         verdicts = [(said, verdict(said, result)) for said in claim.statements]
         rows = list(rows_of(archive))
         seconds, dates = sum(row.get("last:seconds", 0.0) for row in rows), sorted({row["date"] for row in rows})
-        changed = changed_arms(archive)
+        changed = changed_arms(archive, claim.config_dir)
         stale = f"the settings of {', '.join(changed)} are others now" if changed else ""
         span = dates[0] if len(dates) < 2 else f"{dates[0]} to {dates[-1]}"
         found.append(Judged(archive.stem, verdicts, result, seconds / 3600, span, stale))

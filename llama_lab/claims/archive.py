@@ -79,14 +79,16 @@ def row_of(folder: Path, member: str) -> dict[str, Any] | None:
 
 def fingerprint(config: DictConfig) -> str:
     """Of the settings that decide a run's numbers."""
-    kept = {k: v for k, v in flatten(resolved(config)).items() if not belongs(k, (*CHANGEABLE, *INDIRECT, "trainer"))}
+    settings = {key: value for key, value in flatten(resolved(config)).items() if value is not None}
+    kept = {key: value for key, value in settings.items() if not belongs(key, (*CHANGEABLE, *INDIRECT, "trainer"))}
     return checksum(json.dumps(kept, sort_keys=True))
 
 
-def changed_arms(archive: Path) -> list[str]:
+def changed_arms(archive: Path, config_dir: str | None = None) -> list[str]:
     """The arms whose first run would have other settings now."""
     first = {str(row["arm"]): row for row in reversed([*rows_of(archive)])}
-    return [arm for arm, row in first.items() if fingerprint(load_config(row["overrides"])) != row["config"]]
+    now = {arm: fingerprint(load_config(row["overrides"], config_dir)) for arm, row in first.items()}
+    return [arm for arm, row in first.items() if now[arm] != row["config"]]
 
 
 def rows_of(archive: Path) -> Iterator[dict[str, Any]]:
@@ -101,7 +103,7 @@ def rows_of(archive: Path) -> Iterator[dict[str, Any]]:
         raise ConfigError(f"{archive}: is damaged, {error}; restore it") from error
 
 
-def unpack(archive: Path, folder: Path) -> None:
+def unpack(archive: Path, folder: Path, config_dir: str | None = None) -> None:
     """Make the study's folder, with a folder for each run that it lacks; these have no weights and no curves."""
     for name in (FILE, StudySpeed.FILE):
         if beside(archive, name).exists() and not (folder / name).exists():
@@ -115,7 +117,7 @@ def unpack(archive: Path, folder: Path) -> None:
         costs = {name.removeprefix("cost:"): value for name, value in row.items() if name.startswith("cost:")}
         last = {name.removeprefix("last:"): value for name, value in row.items() if name.startswith("last:")}
         write_yaml(row["overrides"], path / OVERRIDES)
-        write_yaml(resolved(load_config(row["overrides"])), path / RESOLVED)
+        write_yaml(resolved(load_config(row["overrides"], config_dir)), path / RESOLVED)
         from_json(Environment, row | costs).save(path)
         if row["status"] == "done":
             known = {one.name for one in fields(RunMetadata)}

@@ -44,8 +44,9 @@ class Figure:
 class Claim:
     """A claim named after its file.
 
-    title: in a line. study: overrides of `train.py`, without a name; none if figures alone are recomputed. hours: that
-    it is expected to take on two cores. statements and figures: what is judged.
+    title: in a line. study: overrides of `train.py`, without a name; none if figures alone are recomputed. config_dir: a
+    folder with options of its own, as for `--config-dir`. hours: that it is expected to take on two cores. statements
+    and figures: what is judged.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Claim:
     hours: float
     statements: list[Statement]
     figures: list[Figure]
+    config_dir: str | None = None
 
     @classmethod
     def load(cls, file: Path) -> Self:

@@ -15,14 +15,13 @@ from llama_lab.api import load_config
 from llama_lab.config.schema import CHANGEABLE, INDIRECT, belongs, flatten
 from llama_lab.runs.folder import OVERRIDES, RESOLVED, RunFolder, read_overrides, resolved, write_yaml
 from llama_lab.runs.json_file import from_json
-from llama_lab.runs.metrics import read_metrics
-from llama_lab.runs.stored import Environment, RunMetadata, Status, Summary
+from llama_lab.runs.metrics import METRICS_CSV
+from llama_lab.runs.stored import Environment, Status, Summary
 from llama_lab.runs.study import FILE, Study, StudySpeed
 from llama_lab.util.errors import ConfigError
-from llama_lab.util.files import checksum, replacing
+from llama_lab.util.files import checksum, replace_text, replacing
 
 ENDED = ("done", "diverged")
-FIRST_STEPS = 5  # whose losses tell whether the code still computes the same
 
 
 def pack(folder: Path, archive: Path) -> None:
@@ -57,12 +56,9 @@ def row_of(folder: Path, member: str) -> dict[str, Any] | None:
     run = RunFolder(folder / member)
     if (status := run.status) is None or status.status not in ENDED:
         return None
-    first = [
-        row["train/loss"] for row in read_metrics(run.metrics) if row["step"] <= FIRST_STEPS and "train/loss" in row
-    ]
     environment = run.environment.to_json()
     costs = run.environment.metrics
-    ended = Summary.load(run.path).metrics if status.status == "done" else {}
+    ended = Summary.load(run.path) if status.status == "done" else Summary()
     return {
         "run": member,
         "status": status.status,
@@ -70,10 +66,11 @@ def row_of(folder: Path, member: str) -> dict[str, Any] | None:
         "overrides": read_overrides(run.path),
         "config": fingerprint(run.config()),
         "date": date.fromtimestamp((run.path / Status.FILE).stat().st_mtime).isoformat(),
-        "first_losses": first,
+        METRICS_CSV: run.metrics.read_text(encoding="utf-8") if run.metrics.exists() else "",
         **{name: value for name, value in environment.items() if name not in costs and name != "earlier_sessions"},
         **{f"cost:{name}": value for name, value in costs.items()},
-        **{f"last:{name}": value for name, value in ended.items() if name not in costs},
+        **{f"last:{name}": value for name, value in ended.metrics.items() if name not in costs},
+        "rows": ended.rows,
     }
 
 
@@ -104,7 +101,7 @@ def rows_of(archive: Path) -> Iterator[dict[str, Any]]:
 
 
 def unpack(archive: Path, folder: Path, config_dir: str | None = None) -> None:
-    """Make the study's folder, with a folder for each run that it lacks; these have no weights and no curves."""
+    """Make the study's folder, with a folder for each run that it lacks; these have no weights."""
     for name in (FILE, StudySpeed.FILE):
         if beside(archive, name).exists() and not (folder / name).exists():
             folder.mkdir(parents=True, exist_ok=True)
@@ -118,8 +115,9 @@ def unpack(archive: Path, folder: Path, config_dir: str | None = None) -> None:
         last = {name.removeprefix("last:"): value for name, value in row.items() if name.startswith("last:")}
         write_yaml(row["overrides"], path / OVERRIDES)
         write_yaml(resolved(load_config(row["overrides"], config_dir)), path / RESOLVED)
+        replace_text(path / METRICS_CSV, row[METRICS_CSV])
         from_json(Environment, row | costs).save(path)
         if row["status"] == "done":
-            known = {one.name for one in fields(RunMetadata)}
+            known = {one.name for one in fields(Summary)}
             from_json(Summary, {name: row[name] for name in known & row.keys()} | costs | last).save(path)
         Status(row["status"], row["message"]).save(path)

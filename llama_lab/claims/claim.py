@@ -44,9 +44,9 @@ class Figure:
 class Claim:
     """A claim named after its file.
 
-    title: in a line. study: overrides of `train.py`, without a name; none if figures alone are recomputed. config_dir: a
-    folder with options of its own, as for `--config-dir`. hours: that it is expected to take on two cores. statements
-    and figures: what is judged.
+    title: in a line. study: overrides of `train.py`, without a name; none if figures alone are recomputed. hours: that
+    it is expected to take on two cores. statements and figures: what is judged. config_dir: a folder with options of
+    its own, as for `--config-dir`.
     """
 
     name: str

@@ -545,7 +545,7 @@ def test_what_is_missing_is_named_with_an_example(command: Command) -> None:
 @pytest.mark.parametrize("key", ["window=4", "sinks=true", "qk_norm=head"])
 def test_a_recurrent_layer_has_no_windows_sinks_and_norms_of_queries_and_keys(key: str, command: Command) -> None:
     ran = command("attention=mamba2", "position=none", f"model.attention.{key}")
-    problem = "no such key here, it belongs to attention=mha; change one of them"
+    problem = "no such key here, it belongs to attention=mha; choose that, or leave this out"
     assert (ran.code, ran.err) == (2, f"error: model.attention.{key}: {problem}\n")
 
 

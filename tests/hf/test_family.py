@@ -44,7 +44,12 @@ PUBLISHED_SETTINGS: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": [("conv", "conv", "full_attention")[i % 3] for i in range(32)]},
     "bamba": {"mamba_d_state": 128, "attn_layer_indices": [8, 17, 26]},
     "mamba2": {"n_groups": 1, "tie_word_embeddings": True},
-    "t5_v1_1": {"feed_forward_proj": "gated-gelu", **dict.fromkeys(T5_HEAD, False)},
+    "t5_v1_1": {
+        "feed_forward_proj": "gated-gelu",
+        "is_gated_act": True,
+        "dense_act_fn": "gelu_new",
+        **dict.fromkeys(T5_HEAD, False),
+    },
     "granite": {
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,

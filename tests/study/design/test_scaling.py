@@ -118,6 +118,7 @@ def test_a_size_that_exceeds_the_memory_is_refused_by_name(monkeypatch: pytest.M
     cfg, choices = CONFIGS.compose("size=pico", "tokenizer=byte")
     run = new_run(cfg, "name", "arm", [], choices)
     dataset = SimpleNamespace(index=SimpleNamespace(vocab_size=257))
+    dataset.validated_on = dataset.with_tokens = lambda _: dataset
     check_memory(run, dataset)
     monkeypatch.setattr(memory, "device_memory", lambda _: 2**20)
     with pytest.raises(ConfigError, match=r"^size=pico: a device would need [\d.]+ MiB by the estimate, and has 972"):

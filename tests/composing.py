@@ -16,6 +16,7 @@ from torch import nn
 
 from llama_lab.config.components import CONF_DIR, build_model, register_resolvers
 from llama_lab.model import Decoder
+from llama_lab.util.errors import ConfigError
 
 register_resolvers()
 END_OF_TEXT = 0  # the token with which a document starts, under data.document_mask
@@ -75,6 +76,14 @@ def lively(*overrides: str) -> Decoder:
 def options(group: str) -> list[str]:
     """The names of a group's options."""
     return sorted(p.stem for p in (CONF_DIR / group).glob("*.yaml"))
+
+
+def refusal(*overrides: str) -> str:
+    """The line with which a model of these overrides is refused."""
+    with pytest.raises(ConfigError) as refused:
+        decoder(*overrides)
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
 
 
 # The recipes that predict next tokens and need no source; the others: tests/model/test_encoder{,_decoder}.py.

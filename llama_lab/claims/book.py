@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from llama_lab.analysis.power import LEVEL
 from llama_lab.analysis.result import Result
 from llama_lab.util.files import replace_text
 from llama_lab.util.formatting import count
 
 from .claim import Claim, Figure, Statement
-from .judging import DECIDED, Verdict
-
-LEVEL = 0.05
+from .judging import DECIDED, WORDS, Verdict
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,7 @@ def table(book: Mapping[str, tuple[Claim, Sequence[Judged]]]) -> str:
         for one in judged
         for said, found in one.verdicts
     ]
-    order = ("opposite", "does not hold", "direction holds, size does not", "holds", "not decided", "not run")
-    rows.sort(key=lambda row: order.index(row[0]))
+    rows.sort(key=lambda row: WORDS.index(row[0]))
     words = Counter(row[0] for row in rows)
     tested = sum(row[0] in DECIDED and isinstance(row[2], Statement) for row in rows)
     lines = [

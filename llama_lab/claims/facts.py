@@ -9,6 +9,7 @@ from llama_lab.api import build_model, cost, load_config
 from llama_lab.model import Decoder
 from llama_lab.model.attention import GroupedQueryAttention
 from llama_lab.model.block import PreNorm, Serial
+from llama_lab.model.cost import count
 from llama_lab.model.position import inverse_frequencies
 
 
@@ -18,17 +19,13 @@ def model(*overrides: str) -> Decoder:
         return build_model(load_config(overrides), eot_id=0)
 
 
-def parameters(part: torch.nn.Module, names: tuple[str, ...]) -> int:
-    """Of the linear maps with these names."""
-    return sum(p.numel() for name in names for p in part.get_submodule(name).parameters())
-
-
 def qkv_saved(kv_heads: int) -> float:
     """The share of the parameters of queries, keys and values that fewer of 12 kv heads save, at width 768."""
     sizes = ("arch=llama", "model.dim=768", "model.n_heads=12", "model.n_layers=1")
     full, fewer = (
-        parameters(model(*sizes, "attention=gqa", f"model.n_kv_heads={n}").mixers[0], ("query", "key", "value"))
+        sum(count(mixer.get_submodule(name)) for name in ("query", "key", "value"))
         for n in (12, kv_heads)
+        for mixer in model(*sizes, "attention=gqa", f"model.n_kv_heads={n}").mixers
     )
     return 1 - fewer / full
 
@@ -36,7 +33,7 @@ def qkv_saved(kv_heads: int) -> float:
 def third_matrix() -> float:
     """What a gate adds to a feed-forward of the same width, as a share."""
     one = ("arch=llama", "model.n_layers=1", "model.hidden_dim=256")
-    plain, gated = (parameters(model(*one, f"ffn={ffn}").blocks[0], ("ffn",)) for ffn in ("silu", "swiglu"))
+    plain, gated = (count(model(*one, f"ffn={ffn}").blocks[0].get_submodule("ffn")) for ffn in ("silu", "swiglu"))
     return gated / plain - 1
 
 

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from scipy import stats
 
@@ -12,8 +12,10 @@ from llama_lab.analysis.result import Comparison
 from .claim import Figure, Statement
 from .facts import FACTS
 
-Word = Literal["holds", "direction holds, size does not", "does not hold", "opposite", "not decided", "not run"]
-DECIDED = ("holds", "direction holds, size does not", "does not hold", "opposite")
+# What contradicts the source comes first.
+Word = Literal["opposite", "does not hold", "direction holds, size does not", "holds", "not decided", "not run"]
+WORDS = get_args(Word)
+DECIDED = WORDS[:4]
 
 
 @dataclass(frozen=True)

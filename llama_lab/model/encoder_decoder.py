@@ -212,10 +212,10 @@ class EncoderDecoder(Decoder):
         It is the first half of each window; where windows do not predict their first token, what has no targets before
         the first, and the `lengths (B,)` of such sources follow. Shapes depend on the longest and the shortest one.
         """
-        length = inputs.shape[1]
-        lengths = 1 + (targets != IGNORE).int().argmax(-1)
         if given:
             return self.begin(inputs), targets, *given
+        length = inputs.shape[1]
+        lengths = 1 + (targets != IGNORE).int().argmax(-1)
         if inputs.is_meta or not (lengths > 1).any():  # without data, plain windows
             half = length // 2
             return self.begin(inputs[:, half - 1 : -1]), targets[:, half - 1 : -1], inputs[:, :half]

@@ -100,9 +100,9 @@ def check_objective(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
         raise ConfigError(f"objective={objective}: is for family={needed}, not {family}; change one of them")
     if kind == "encoder" and objective != "masked":
         raise ConfigError(f"family={family}: sees what objective={objective} predicts; add objective=masked")
-    for kind in {"probe", "pair_files"} & {*cfg.data}:
+    for data in {"probe", "pair_files"} & {*cfg.data}:
         if objective in ("masked", "span"):
-            problem = f"a {kind.removesuffix('_files')} has targets of its own; leave it out, or choose a text"
+            problem = f"a {data.removesuffix('_files')} has targets of its own; leave it out, or choose a text"
             raise ConfigError(f"objective={objective}: {problem}")
 
 

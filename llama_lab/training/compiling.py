@@ -95,6 +95,7 @@ def compile_in_place(model: Decoder, backend: str = "inductor") -> None:
     # Each block may need code of its own, and a second one if it makes the mask that those after it share.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 2 * len(model.all_blocks))
     if any(getattr(ffn, "kernel", "") for ffn in model.feedforwards) and current_rank() == 0:
-        print("trainer.compile: experts and their routing run eagerly, since their sizes are data", file=sys.stderr)
+        cost = "which a CPU trains slower than with trainer.compile=false"
+        print(f"trainer.compile: experts and routing run eagerly, since their sizes are data, {cost}", file=sys.stderr)
     for block in model.all_blocks:
         block.compile(backend=backend)

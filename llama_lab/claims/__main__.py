@@ -15,12 +15,15 @@ from llama_lab.analysis.power import smallest_difference
 from llama_lab.analysis.result import Comparison, Result
 from llama_lab.config.messages import exit_with
 from llama_lab.runs.study import FILE, Study
+from llama_lab.study.design.plan import Plan
 from llama_lab.util.errors import ConfigError
+from llama_lab.util.formatting import duration
 
 from .archive import changed_arms, pack, rows_of, unpack
 from .book import Judged, write_pages
 from .claim import Claim, Statement, all_claims
 from .judging import Verdict, judge, recompute
+from .planning import changed_loss, is_of_other_data, plan_of, seconds, too_large
 
 CLAIMS, PAGES = Path("claims"), Path("docs/claims")
 DEVICES = ("cpu", "gpu")
@@ -32,6 +35,9 @@ def main() -> None:
     about = "claims, default: all; and settings of train.py that change no result, such as hydra/launcher=slurm"
     parser.add_argument("words", nargs="*", metavar="NAME|OVERRIDE", help=about)
     parser.add_argument("--list", action="store_true", help="say which stand, are partial or stale, and their cost")
+    parser.add_argument(
+        "--check", action="store_true", help="the same, after training the first steps of one arm again"
+    )
     parser.add_argument("--judge", action="store_true", help="run nothing: judge what the CSV has, and write the pages")
     given = parser.parse_args()
     overrides = [word for word in given.words if "=" in word]
@@ -41,13 +47,13 @@ def main() -> None:
         if unknown := [name for name in names if name not in claims]:
             raise ConfigError(f"{unknown[0]}: is no claim; choose from {', '.join(claims)}")
         chosen = [claims[name] for name in names or claims]
-        if not (given.list or given.judge):
+        if not (given.list or given.check or given.judge):
             for claim in chosen:
                 run(claim, overrides)
         book = {name: (claim, judged(claim)) for name, claim in claims.items()}
-        if given.list:
+        if given.list or given.check:
             for claim in chosen:
-                print(state(claim, book[claim.name][1]))
+                print(state(claim, book[claim.name][1], given.check), flush=True)
         else:
             write_pages(book, PAGES)
             print(f"the pages are in {PAGES}")
@@ -59,14 +65,16 @@ def run(claim: Claim, overrides: Sequence[str]) -> None:
     """Train what is missing of a claim's study here, and keep what has ended, also after Ctrl-C or a failed run."""
     if not claim.study:
         return
-    archive = archive_of(claim, "gpu" if torch.cuda.is_available() else "cpu")
+    archive = archive_of(claim, device_here())
     name = f"claims-{claim.name}-{archive.stem}"
     folder = Path("runs") / name
+    plan = plan_of(claim)
     if archive.exists():
-        if changed := changed_arms(archive, claim.config_dir):
-            problem = f"the settings of {', '.join(changed)} are others now"
+        if problem := stale(claim, archive, plan):
             raise ConfigError(f"{archive}: is stale, {problem}; delete it to run the claim again")
         unpack(archive, folder, claim.config_dir)
+    if not any(one.startswith("hydra/launcher=") for one in overrides) and (large := too_large(plan)):
+        raise ConfigError(f"{claim.name}: this device is too small for {large[0]} by the estimate; use another")
     options = ["--config-dir", claim.config_dir] if claim.config_dir else []
     command = [sys.executable, "train.py", *options, *claim.study, f"name={name}", *overrides]
     try:
@@ -76,6 +84,11 @@ def run(claim: Claim, overrides: Sequence[str]) -> None:
             pack(folder, archive)
     if code:
         raise ConfigError(f"{claim.name}: its study ended with status {code}, see above; the same command goes on")
+
+
+def device_here() -> str:
+    """The kind of device that a study trains on here."""
+    return "gpu" if torch.cuda.is_available() else "cpu"
 
 
 def archive_of(claim: Claim, device: str) -> Path:
@@ -93,11 +106,9 @@ def judged(claim: Claim) -> list[Judged]:
             result = analyse(Study.load(folder), folder)
         verdicts = [(said, verdict(said, result)) for said in claim.statements]
         rows = list(rows_of(archive))
-        seconds, dates = sum(row.get("last:seconds", 0.0) for row in rows), sorted({row["date"] for row in rows})
-        changed = changed_arms(archive, claim.config_dir)
-        stale = f"the settings of {', '.join(changed)} are others now" if changed else ""
+        spent, dates = sum(row.get("last:seconds", 0.0) for row in rows), sorted({row["date"] for row in rows})
         span = dates[0] if len(dates) < 2 else f"{dates[0]} to {dates[-1]}"
-        found.append(Judged(archive.stem, verdicts, result, seconds / 3600, span, stale))
+        found.append(Judged(archive.stem, verdicts, result, spent / 3600, span, stale(claim, archive)))
     return found
 
 
@@ -121,17 +132,33 @@ def comparison(said: Statement, result: Result) -> Comparison | None:
     return next((one for one in pairs if one and (one.arm, one.against) == (said.arm, said.against)), None)
 
 
-def state(claim: Claim, found: Sequence[Judged]) -> str:
-    """A line on a claim: its verdicts by device, whether they are stale, and what it costs."""
+def stale(claim: Claim, archive: Path, plan: Plan | None = None) -> str:
+    """Why the results of an archive are not those of the claim now; empty if they are. plan: to compare the data."""
+    if changed := changed_arms(archive, claim.config_dir):
+        return f"the settings of {', '.join(changed)} are others now"
+    return "its results are of other data than is here" if plan and is_of_other_data(archive, plan) else ""
+
+
+def state(claim: Claim, found: Sequence[Judged], check: bool) -> str:
+    """A line on a claim: its verdicts by device, whether they are stale, and what it costs.
+
+    check: whether to train the first steps again of what was run on such a device as this.
+    """
+    plan = plan_of(claim) if claim.study else None
     parts = []
     for one in found:
-        words = Counter(verdict.word for _, verdict in one.verdicts)
-        parts.append(f"{one.device or 'figures'}: " + ", ".join(f"{n} {word}" for word, n in words.items()))
-        parts += [f"stale, {one.stale}"] if one.stale else []
-    devices = {one.device for one in found}
-    parts += [f"not run on a {device.upper()}" for device in DEVICES if claim.study and device not in devices]
-    cost = f", about {claim.hours:g} hours on two cores" if claim.study else ""
-    return f"{claim.name}: {claim.title}{cost}\n    " + "; ".join(parts)
+        words = ", ".join(f"{n} {word}" for word, n in Counter(verdict.word for _, verdict in one.verdicts).items())
+        parts.append(f"{one.device}, {one.hours:.1f} hours: {words}" if plan else words)
+        archive = archive_of(claim, one.device)
+        problem = stale(claim, archive, plan) if plan else ""
+        if check and not problem and one.device == device_here():
+            problem = changed_loss(archive, claim.config_dir)
+        parts += [f"stale, {problem}"] if problem else []
+    for device in DEVICES:
+        if plan and device not in [one.device for one in found]:
+            cost = f", would take {duration(seconds(plan))} here" if device == device_here() else ""
+            parts.append(f"not run on a {device.upper()}{cost}")
+    return f"{claim.name}: {claim.title}\n    " + "; ".join(parts)
 
 
 if __name__ == "__main__":

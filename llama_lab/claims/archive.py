@@ -6,12 +6,14 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import fields
 from datetime import date
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.api import load_config
+from llama_lab.config.grammar import override_key, override_value
 from llama_lab.config.schema import CHANGEABLE, INDIRECT, belongs, flatten
 from llama_lab.runs.folder import OVERRIDES, RESOLVED, RunFolder, read_overrides, resolved, write_yaml
 from llama_lab.runs.json_file import from_json
@@ -22,6 +24,7 @@ from llama_lab.util.errors import ConfigError
 from llama_lab.util.files import checksum, replace_text, replacing
 
 ENDED = ("done", "diverged")
+OF_RUNS = ("arm", "seed", "optim.lr")  # in which the runs of an arm differ
 
 
 def pack(folder: Path, archive: Path) -> None:
@@ -81,10 +84,22 @@ def fingerprint(config: DictConfig) -> str:
     return checksum(json.dumps(kept, sort_keys=True))
 
 
+def config_of(overrides: list[str], config_dir: str | None) -> DictConfig:
+    """The config of a run now. It takes half a second to compose, so those of an arm's runs are composed once."""
+    own = {key: override_value(override) for override in overrides if (key := override_key(override)) in OF_RUNS}
+    cfg = composed(tuple(override for override in overrides if override_key(override) not in own), config_dir).copy()
+    for key, value in own.items():
+        OmegaConf.update(cfg, key, value)
+    return cfg
+
+
+composed = lru_cache(load_config)
+
+
 def changed_arms(archive: Path, config_dir: str | None = None) -> list[str]:
     """The arms whose first run would have other settings now."""
     first = {str(row["arm"]): row for row in reversed([*rows_of(archive)])}
-    now = {arm: fingerprint(load_config(row["overrides"], config_dir)) for arm, row in first.items()}
+    now = {arm: fingerprint(config_of(row["overrides"], config_dir)) for arm, row in first.items()}
     return [arm for arm, row in first.items() if now[arm] != row["config"]]
 
 
@@ -98,6 +113,12 @@ def rows_of(archive: Path) -> Iterator[dict[str, Any]]:
                 yield {name: json.loads(cell) for name, cell in above.items() if cell != "-"}
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise ConfigError(f"{archive}: is damaged, {error}; restore it") from error
+
+
+def curve(row: dict[str, Any]) -> list[dict[str, float]]:
+    """What a run of an archive logged, by step."""
+    rows = csv.DictReader(row[METRICS_CSV].splitlines())
+    return [{name: float(cell) for name, cell in one.items() if cell} for one in rows]
 
 
 def unpack(archive: Path, folder: Path, config_dir: str | None = None) -> None:
@@ -114,7 +135,7 @@ def unpack(archive: Path, folder: Path, config_dir: str | None = None) -> None:
         costs = {name.removeprefix("cost:"): value for name, value in row.items() if name.startswith("cost:")}
         last = {name.removeprefix("last:"): value for name, value in row.items() if name.startswith("last:")}
         write_yaml(row["overrides"], path / OVERRIDES)
-        write_yaml(resolved(load_config(row["overrides"], config_dir)), path / RESOLVED)
+        write_yaml(resolved(config_of(row["overrides"], config_dir)), path / RESOLVED)
         replace_text(path / METRICS_CSV, row[METRICS_CSV])
         from_json(Environment, row | costs).save(path)
         if row["status"] == "done":

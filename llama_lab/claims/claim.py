@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import yaml
 
@@ -44,15 +44,13 @@ class Figure:
 class Claim:
     """A claim named after its file.
 
-    title: in a line. study: overrides of `train.py`, without a name; none if figures alone are recomputed. hours: that
-    it is expected to take on two cores. statements and figures: what is judged. config_dir: a folder with options of
-    its own, as for `--config-dir`.
+    title: in a line. study: overrides of `train.py`, without a name; none if figures alone are recomputed. statements
+    and figures: what is judged. config_dir: a folder with options of its own, as for `--config-dir`.
     """
 
     name: str
     title: str
     study: list[str]
-    hours: float
     statements: list[Statement]
     figures: list[Figure]
     config_dir: str | None = None
@@ -61,14 +59,9 @@ class Claim:
     def load(cls, file: Path) -> Self:
         """Read a claim. Raises ConfigError, in a line, for one that lacks a part."""
         try:
-            given = {
-                "study": [],
-                "hours": 0,
-                "statements": [],
-                "figures": [],
-                **yaml.safe_load(file.read_text(encoding="utf-8")),
-            }
-            claim = from_json(cls, given | {"name": file.stem})
+            empty: dict[str, Any] = {"study": [], "statements": [], "figures": []}
+            given = yaml.safe_load(file.read_text(encoding="utf-8"))
+            claim = from_json(cls, empty | given | {"name": file.stem})
             said: list[Statement | Figure] = [*claim.statements, *claim.figures]
             if unsourced := [one.text for one in said if not one.source]:
                 raise ValueError(f"a statement has no source: {unsourced[0]}")

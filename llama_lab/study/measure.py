@@ -122,19 +122,23 @@ def settings_but_budget(run: Run) -> str:
 
 def training_speed(run: Run, dataset: Dataset) -> float:
     """Training tokens per second over all devices: the median of `STEPS` steps after a warm-up."""
-    cfg, dataset = run.cfg, read_by(run.cfg, dataset)
-    model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
-    module = build_module(run, model, dataset.bytes_per_token)
-    data = open_data_module(cfg, dataset)
     ends: list[float] = []  # of the optimizer steps, until the device has done them; the first is the start of training
 
     def note(trainer: L.Trainer, module: L.LightningModule, *_: Any) -> None:
         synchronize(module.device)
         ends.append(time.perf_counter())
 
-    clock = LambdaCallback(on_train_start=note, on_train_batch_end=note)
-    make_trainer(run, module, [clock], logger=False, limit_val_batches=0).fit(module, data)
+    train_bare(run, dataset, LambdaCallback(on_train_start=note, on_train_batch_end=note))
     return run.tokens_per_step / median(end - start for start, end in list(pairwise(ends))[SLOW_STEPS:])
+
+
+def train_bare(run: Run, dataset: Dataset, callback: L.Callback) -> None:
+    """Train the steps of a run, and leave nothing."""
+    cfg, dataset = run.cfg, read_by(run.cfg, dataset)
+    model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
+    module = build_module(run, model, dataset.bytes_per_token)
+    trainer = make_trainer(run, module, [callback], logger=False, limit_val_batches=0)
+    trainer.fit(module, open_data_module(cfg, dataset))
 
 
 def generation_speeds(run: Run, dataset: Dataset) -> tuple[float, float] | None:

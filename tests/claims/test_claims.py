@@ -1,16 +1,20 @@
 """Claims: files, the archive of their results, and the pages made from it."""
 
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from llama_lab.analysis.analyse import analyse
+from llama_lab.api import load_config
 from llama_lab.claims import __main__ as command
-from llama_lab.claims.archive import changed_arms, pack, rows_of, unpack
-from llama_lab.claims.book import write_pages
-from llama_lab.claims.claim import Claim, all_claims
+from llama_lab.claims.archive import changed_arms, config_of, curve, pack, rows_of, unpack
+from llama_lab.claims.book import Judged, write_pages
+from llama_lab.claims.claim import Claim, Statement, all_claims
+from llama_lab.claims.planning import changed_loss, plan_of
 from llama_lab.runs.study import Study
 from llama_lab.util.errors import ConfigError
 from tests.golden.files import RUNS
@@ -35,6 +39,30 @@ def test_a_claim_that_lacks_a_part_is_refused_in_a_line(name: str, tmp_path: Pat
     with pytest.raises(ConfigError, match=problem) as error:
         Claim.load(tmp_path / "one.yaml")
     assert str(error.value).splitlines() == [str(error.value)]
+
+
+TINY = Claim(
+    "tiny",
+    "t",
+    [
+        "study=options",
+        "study.axis=norm",
+        "study.options=[rmsnorm,layernorm]",
+        "study.seeds=[1,2]",
+        "study.measure_speed=false",
+        "size=pico",
+        "model.dim=16",
+        "train.batch_size=8",
+        "train.evaluations=2",
+        "logger=none",
+        "trainer=cpu",
+        "data=recall",
+        "train.tokens=7680",
+        "train.log_every=3",
+    ],
+    [],
+    [],
+)
 
 
 @pytest.fixture
@@ -87,39 +115,81 @@ def test_every_page_is_made_from_what_is_committed(monkeypatch: pytest.MonkeyPat
     assert pages == {file.name: file.read_text() for file in (TOP / "docs" / "claims").iterdir()}
 
 
-@pytest.mark.process
-def test_a_killed_claim_goes_on_to_the_same_numbers_where_there_is_only_the_csv(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_statement_on_an_arm_that_the_study_lacks_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^tiny: its study has no arm rms; choose from rmsnorm, layernorm$"):
+        plan_of(replace(TINY, statements=[Statement("a", "b", "rms", "layernorm", "lower", 0.1)]))
+
+
+def test_a_device_too_small_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text((TOP / "train.py").read_text())
-    claim = Claim("tiny", "t", TINY, 0, [], [])
-    command.run(claim, [])
-    archive = command.archive_of(claim, "cpu")
-    whole = [*rows_of(archive)]
+    monkeypatch.setattr("llama_lab.study.design.memory_fit.device_memory", lambda _: 100_000)
+    with pytest.raises(ConfigError, match=r"^tiny: this device is too small for rmsnorm by the estimate; use another$"):
+        command.run(TINY, [])
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_runs_of_an_arm_are_composed_once(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "cpu.csv"
+    pack(study, archive)
+    composed = []
+    monkeypatch.setattr("llama_lab.claims.archive.composed", lambda *of: composed.append(of) or load_config(*of))
+    now = [config_of(row["overrides"], None) for row in rows_of(archive)]
+    assert now == [load_config(row["overrides"]) for row in rows_of(archive)]
+    assert len(set(composed)) == len({row["arm"] for row in rows_of(archive)}) < len(now)
+
+
+@pytest.fixture
+def trained(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The archive of TINY, which has run; its folder of runs is the working directory's."""
+    monkeypatch.chdir(shutil.copytree(ran, tmp_path / "ran"))
+    return command.archive_of(TINY, "cpu")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("claims")
+    (folder / "train.py").write_text((TOP / "train.py").read_text())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        command.run(TINY, [])
+    return folder
+
+
+@pytest.mark.process
+def test_a_killed_claim_goes_on_to_the_same_numbers_where_there_is_only_the_csv(trained: Path) -> None:
+    whole = [*rows_of(trained)]
     assert len(whole) == 4
-    lines = archive.read_text().splitlines(keepends=True)
-    archive.write_text("".join(lines[:3]))  # two runs have ended
+    lines = trained.read_text().splitlines(keepends=True)
+    trained.write_text("".join(lines[:3]))  # two runs have ended
     shutil.rmtree("runs")
-    command.run(claim, [])
-    again = [*rows_of(archive)]
+    command.run(TINY, [])
+    again = [*rows_of(trained)]
     assert [row["last:val/loss"] for row in again] == [row["last:val/loss"] for row in whole]
     assert len([*Path("runs").rglob("last.ckpt")]) == 2, "the others were not trained again"
 
 
-TINY = [
-    "study=options",
-    "study.axis=norm",
-    "study.options=[rmsnorm,layernorm]",
-    "study.seeds=[1,2]",
-    "study.measure_speed=false",
-    "size=pico",
-    "model.dim=16",
-    "train.batch_size=8",
-    "train.evaluations=2",
-    "logger=none",
-    "trainer=cpu",
-    "data=recall",
-    "train.tokens=7680",
-    "train.log_every=3",
-]
+@pytest.mark.process
+def test_results_of_other_data_are_refused(trained: Path) -> None:
+    plan = plan_of(TINY)
+    assert command.stale(TINY, trained, plan) == ""
+    trained.write_text(trained.read_text().replace(next(rows_of(trained))["data_hash"], "0" * 32))
+    assert command.stale(TINY, trained, plan) == "its results are of other data than is here"
+    with pytest.raises(ConfigError, match=r"cpu.csv: is stale, its results are of other data than is here; delete it"):
+        command.run(TINY, [])
+
+
+@pytest.mark.process
+def test_losses_of_the_first_steps_that_have_changed_make_it_stale(trained: Path) -> None:
+    assert changed_loss(trained, None) == ""
+    loss = next(str(row["train/loss"]) for row in curve(next(rows_of(trained))) if row["step"] == 6)
+    trained.write_text(trained.read_text().replace(loss, f"{1.01 * float(loss)}"))
+    found = changed_loss(trained, None)
+    assert found == f"its loss was {1.01 * float(loss):.4f} at step 6, and is {float(loss):.4f} now"
+
+
+@pytest.mark.process
+def test_a_claim_is_listed_with_what_it_costs(trained: Path) -> None:
+    line = command.state(TINY, [], check=False)
+    assert re.fullmatch(r"tiny: t\n    not run on a CPU, would take [\d.]+ (s|min) here; not run on a GPU", line)
+    ran = Judged("cpu", [], hours=0.3)
+    assert command.state(TINY, [ran], check=True) == "tiny: t\n    cpu, 0.3 hours: ; not run on a GPU"

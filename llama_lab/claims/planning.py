@@ -1,0 +1,90 @@
+"""What a claim's study would be here: its arms, data and cost, before anything runs; and its first steps, run again."""
+
+import math
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import hydra
+import lightning as L
+from hydra.core.global_hydra import GlobalHydra
+from lightning.pytorch.callbacks import LambdaCallback
+
+from llama_lab.api import add_config_dir
+from llama_lab.config.components import register_resolvers
+from llama_lab.config.composing import composing
+from llama_lab.config.grammar import to_hydra
+from llama_lab.data.open import open_dataset, read_by
+from llama_lab.study.design.command import read_command
+from llama_lab.study.design.designs import Composer
+from llama_lab.study.design.dry_run import flops_per_second, training_flops
+from llama_lab.study.design.memory_fit import copies_fit
+from llama_lab.study.design.plan import Plan, plan_study
+from llama_lab.study.measure import train_bare
+from llama_lab.training.run import new_run
+from llama_lab.util.display import quiet_libraries
+from llama_lab.util.errors import ConfigError
+
+from .archive import config_of, curve, rows_of
+from .claim import Claim
+
+FIRST = 5  # steps at least that are run again, up to a logged one
+ROUNDING = 1e-3  # of a loss in them between machines, relative
+
+
+def plan_of(claim: Claim) -> Plan:
+    """The plan of a claim's study. Raises ConfigError where the study would, and for a statement on an arm it lacks."""
+    register_resolvers()
+    words = to_hydra(claim.study)
+    with composing():
+        if claim.config_dir:
+            add_config_dir(Path(claim.config_dir))
+        loader = GlobalHydra.instance().config_loader()
+        _, defaults = Composer(loader, ()).compose()
+        command = read_command(
+            hydra.compose("config", overrides=words, return_hydra_config=True), words, defaults["arch"]
+        )
+        plan = plan_study(command, Composer(loader, command.shared))
+    arms = [arm.name for arm in plan.study.arms]
+    if missing := [name for said in claim.statements for name in (said.arm, said.against) if name not in arms]:
+        raise ConfigError(f"{claim.name}: its study has no arm {missing[0]}; choose from {', '.join(arms)}")
+    return plan
+
+
+def seconds(plan: Plan) -> float:
+    """What all runs of a study would take here, one after the other, from a few timed steps."""
+    flops = sum((len(arm.runs) + arm.expected_tuning) * training_flops(plan, arm) for arm in plan.arms)
+    return flops / (flops_per_second(plan) or float("nan"))
+
+
+def too_large(plan: Plan) -> list[str]:
+    """The arms that do not fit into the memory of this device, by the estimate."""
+    return [arm.arm.name for arm in plan.arms if not copies_fit(arm.runs[0].run, plan.dataset, 1)]
+
+
+def is_of_other_data(archive: Path, plan: Plan) -> bool:
+    """Whether runs of an archive have read other data than they would here."""
+    runs = (*plan.runs, *plan.tuning)
+    now = {one.member.folder: read_by(one.run.cfg, plan.dataset).index.data_hash for one in runs}
+    return any(row["data_hash"] != now.get(row["run"], row["data_hash"]) for row in rows_of(archive))
+
+
+def changed_loss(archive: Path, config_dir: str | None) -> str:
+    """How a loss in the first steps of an archive's first run has changed, run again; empty if none has."""
+    row = next(row for row in rows_of(archive) if not any(one.startswith("init_from=") for one in row["overrides"]))
+    logged = {int(one["step"]): one["train/loss"] for one in curve(row) if "train/loss" in one}
+    spans = [(start, end) for start, end in pairwise([0, *logged]) if start < FIRST]
+    losses: list[float] = []
+
+    def note(trainer: L.Trainer, module: Any, *_: Any) -> None:
+        losses.append(module.pop_train_metrics()["train/loss"])
+        trainer.should_stop = len(losses) == spans[-1][1]
+
+    quiet_libraries()
+    cfg = config_of(row["overrides"], config_dir)
+    train_bare(new_run(cfg, "", "", [], {}), open_dataset(cfg), LambdaCallback(on_train_batch_end=note))
+    for start, end in spans:
+        if not math.isclose(logged[end], now := fmean(losses[start:end]), rel_tol=ROUNDING):
+            return f"its loss was {logged[end]:.4f} at step {end}, and is {now:.4f} now"
+    return ""

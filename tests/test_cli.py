@@ -22,10 +22,12 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from llama_lab.api import load_config
 from llama_lab.cli import COMMANDS, compare_command, convert_command, eval_command, main, train_command
 from llama_lab.config.components import CONF_DIR, build_model
 from llama_lab.config.messages import USER_ERRORS, nearest, one_line
 from llama_lab.training.prepare import requested_run
+from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, decoder, options
 from tests.conftest import TRAIN, Command, Ran, last_of_each
 from tests.golden.files import FINISHED, RUNS, TEXT
@@ -499,6 +501,18 @@ def test_a_broken_config_file_is_refused_in_one_line(kind: str, command: Command
     ran = command("--config-dir", str(tmp_path), "experiment=e")
     assert (ran.code, ran.err.count("\n")) == (2, 1)
     assert len(ran.err) > len("error: \n") + 10
+
+
+def test_an_option_with_the_name_of_a_packaged_one_is_refused(command: Command, tmp_path: Path) -> None:
+    own = tmp_path / "mine" / "arch" / "mamba2.yaml"
+    own.parent.mkdir(parents=True)
+    own.touch()
+    for study in ([], ["study=recipes", "study.recipes=[llama,mamba2]"]):
+        ran = command("--config-dir", str(tmp_path / "mine"), *study)
+        problem = f"{own} has the name of a packaged option, which is read; rename it"
+        assert (ran.code, ran.err) == (2, f"error: --config-dir: {problem}\n")
+    with pytest.raises(ConfigError, match=r"mamba2\.yaml has the name of a packaged option"):
+        load_config([], tmp_path / "mine")
 
 
 @pytest.mark.parametrize("typed", BAD)

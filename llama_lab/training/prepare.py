@@ -9,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from llama_lab.config.components import CONV, check_idle, of_layers
+from llama_lab.config.composing import check_own_options
 from llama_lab.config.grammar import format_value, override_key, settled_keys
 from llama_lab.config.layers import unchanged
 from llama_lab.config.schema import ENCODERS, KEYS, UNNAMED, belongs, check_kinds, default_settings, groups
@@ -71,6 +72,7 @@ def requested_run(
 
 def check_run(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
     """Raise ConfigError for missing groups or settings, wrong types, and settings without an effect."""
+    check_own_options()
     if missing := [group for group in groups() if group not in choices]:
         raise ConfigError(
             f"~{missing[0]}: a run needs a choice of {missing[0]}; leave this out for the default, or see --help"

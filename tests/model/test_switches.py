@@ -13,7 +13,7 @@ from llama_lab.config.schema import flatten
 from llama_lab.model import measure_cost
 from llama_lab.training.prepare import check_complete
 from llama_lab.util.errors import ConfigError
-from tests.composing import END_OF_TEXT, compose_config, decoder, kinds, options, softmaxes
+from tests.composing import END_OF_TEXT, compose_config, decoder, options, softmaxes
 from tests.model.cases import GROUPS
 
 NODES = {group: [f"model.{key}" for key in keys] for group, keys in GROUPS.items()}
@@ -125,14 +125,8 @@ def inert_settings(cfg: DictConfig, nodes: list[str]) -> list[str]:
     return inert
 
 
-@pytest.mark.parametrize(
-    ("group", "option"),
-    [
-        pytest.param(group, option, marks=() if option in kinds(group) else pytest.mark.matrix)
-        for group in NODES
-        for option in options(group)
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("group", "option"), [(group, option) for group in NODES for option in options(group)])
 def test_every_setting_of_every_component_changes_something_or_is_refused(group: str, option: str) -> None:
     cfg = compose_config(*BASE, f"{group}={option}", *NEEDS.get(option, []))
     assert inert_settings(cfg, NODES[group]) == []

@@ -57,9 +57,8 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     records: list[Record] = runs["record"].tolist()
     rates = tuple(learning_rates(name, own) for name, own in of_arm.items() if is_swept(own))
     judged: Judged = {name: judged_runs(own)["record"].tolist() for name, own in of_arm.items()}
-    metric = judged_by([record for own in judged.values() for record in started(own)])
-    units: list[Loss] = [metric, BITS] if metric == "val/loss" else [metric]
-    losses = {unit: final_losses(judged, unit) for unit in units}
+    units = judged_by([record for own in judged.values() for record in started(own)])
+    metric, losses = units[0], {unit: final_losses(judged, unit) for unit in units}
     speed = measured_speed(folder)
     compared = compare_arms(study, judged, losses, metric, is_final=True)
     effects = effects_of(study, losses[metric]) if study.is_factorial else ()
@@ -192,7 +191,8 @@ def _reach(pairs: Sequence[RecordPair], metric: Loss) -> Reach | None:
 def _reaches(record: Record, baseline: Record, metric: Loss, axis: str = "tokens") -> float | None:
     """The tokens (or seconds) of training at which a run first has the baseline's final loss; None if it never has."""
     rows = [row for row in record.metrics if metric in row and row["step"]]  # step 0: what a warm start begins with
-    return first_reach([row[axis] for row in rows], [row[metric] for row in rows], baseline.summary[metric])
+    target = baseline.summary.get(metric, -math.inf)
+    return first_reach([row[axis] for row in rows], [row[metric] for row in rows], target)
 
 
 def _lengths(arm: str, records: Sequence[Record]) -> Lengths | None:

@@ -141,20 +141,22 @@ def unit_of(arms: Sequence[ArmResult], metric: str) -> str:
     return UNITS[metric].replace("token", "answer") if is_probe else UNITS[metric]
 
 
-def judged_by(records: Sequence[Record]) -> Loss:
-    """The loss that compares runs: in nats of the same tokens if all log it, else in bits.
+def judged_by(records: Sequence[Record]) -> list[Loss]:
+    """The losses that compare runs, of which the first judges them: in nats of the same tokens, or in bits.
 
     Families and objectives predict different parts of a window, and all of them the second half of it.
     """
     if len({(record.environment.tokenizer_hash, record.environment.data_hash) for record in records}) > 1:
-        return BITS
+        return [BITS]
     kinds = {tuple(record.config.get(key) for key in KIND) for record in records}
-    return SECOND_HALF if len(kinds) > 1 and all(SECOND_HALF in r.summary for r in finished(records)) else "val/loss"
+    if len(kinds) > 1 and all(SECOND_HALF in record.summary for record in finished(records)):
+        return [SECOND_HALF]
+    return ["val/loss", BITS] if all(BITS in record.summary for record in finished(records)) else ["val/loss"]
 
 
 def final_losses(runs: Mapping[str, Sequence[Record]], metric: Loss) -> pd.DataFrame:
     """The final loss of every finished run, (seeds, arms); nan for the others. runs: by arm."""
-    found = {arm: {r.seed: r.summary[metric] for r in records if r.done} for arm, records in runs.items()}
+    found = {arm: {r.seed: r.summary.get(metric, math.nan) for r in records if r.done} for arm, records in runs.items()}
     return pd.DataFrame(found, dtype=float).sort_index()
 
 

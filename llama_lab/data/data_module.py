@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 from llama_lab.config.components import build
 from llama_lab.util.errors import ConfigError
 
-from .dataset import Dataset, Examples, Ids, Validation
-from .objectives import Objective, kind_of
+from .dataset import Dataset, Ids, Validation
+from .objectives import Objective
 
 Batch = tuple[torch.Tensor, ...]
 """Inputs and targets, `(B, T)` int64 each, and what a model is given beside them."""
@@ -49,7 +49,7 @@ class TokenDataModule(L.LightningDataModule):
     contiguous share of its rows, in micro-batches of `micro_batch_size` (None: the whole share).
 
     Training data starts at the trainer's `global_step`, and is endless: the trainer stops at `max_steps`. It needs
-    `use_distributed_sampler=False`. objective: draws what is predicted of training windows; None: all tokens. Raises
+    `use_distributed_sampler=False`. objective: draws what is predicted of windows; None: each next token. Raises
     ConfigError for a text that is too short, and for windows without room for the objective.
     """
 
@@ -66,9 +66,9 @@ class TokenDataModule(L.LightningDataModule):
     ):
         super().__init__()
         dataset.require_windows(seq_len, batch_size)
-        if objective:
-            objective.require_room(seq_len)
-        self.dataset, self.seq_len, self.seed, self.objective = dataset, seq_len, seed, objective
+        self.dataset, self.seq_len, self.seed = dataset, seq_len, seed
+        self.objective = objective or Objective(dataset.tokenizer)
+        self.objective.require_room(seq_len)
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
         self.train_windows = dataset.train_windows(seq_len, seed)
         self.val_parts = dataset.val_parts(seq_len)
@@ -103,10 +103,10 @@ def open_data_module(cfg: DictConfig, dataset: Dataset) -> TokenDataModule:
     return TokenDataModule(dataset, *sizes, cfg.data.seed, objective)
 
 
-def open_objective(cfg: DictConfig, dataset: Dataset) -> Objective | None:
-    """The objective that `cfg` describes, for a dataset; None: each next token. Raises ConfigError."""
-    given = {"tokenizer": dataset.tokenizer} if kind_of(cfg).extra_tokens else {}
-    return build(cfg.objective, "objective", **given) if cfg.get("objective") else None
+def open_objective(cfg: DictConfig, dataset: Dataset) -> Objective:
+    """The objective that `cfg` describes, for a dataset. Raises ConfigError."""
+    tokenizer = dataset.tokenizer
+    return build(cfg.objective, "objective", tokenizer=tokenizer) if cfg.get("objective") else Objective(tokenizer)
 
 
 class TrainBatches:
@@ -125,9 +125,7 @@ class TrainBatches:
         count = micro_batches_per_step(data.batch_size, data.micro_batch_size, trainer.world_size)
         for step in itertools.count(trainer.global_step):
             whole = data.train_windows.examples(step, data.batch_size, data.rows)
-            examples: tuple[Ids, ...] = whole
-            if data.objective:
-                examples = data.objective.examples(whole, data.seed, step, data.batch_size, data.rows)
+            examples = data.objective.examples(whole, data.seed, step, data.batch_size, data.rows)
             micro_batches = (np.split(part, count) for part in examples)
             yield [data.to_tensors(*rows) for rows in zip(*micro_batches, strict=True)]
 
@@ -169,7 +167,4 @@ class ValBatches:
         mine = range(trainer.global_rank, len(windows), trainer.world_size)
         for i in range(len(self)):
             at = mine[i * self._batch_size : (i + 1) * self._batch_size]
-            inputs, targets = zip(*([windows[j] for j in at] or [windows.nothing()]), strict=True)
-            whole = Examples(np.stack(inputs), np.stack(targets))
-            objective = self._data.objective
-            yield self._data.to_tensors(*(objective.val_examples(whole, at or [0]) if objective else whole))
+            yield self._data.to_tensors(*self._data.objective.val_batch(windows, at))

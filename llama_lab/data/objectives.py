@@ -1,6 +1,5 @@
 """Objectives: which tokens of a training window are predicted, as a function of `data.seed` and the step."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -14,38 +13,49 @@ from llama_lab.model.attention_context import LEAST_PREFIX
 from llama_lab.model.loss import IGNORE
 from llama_lab.util.errors import ConfigError
 
-from .dataset import Examples, Ids
+from .dataset import Examples, Ids, Validation
 from .tokenizer import TextTokenizer
 
 Mask = npt.NDArray[np.bool_]
 
 
-class Objective(ABC):
+@dataclass(frozen=True)
+class Objective:
     """What is predicted of windows, and from what: inputs, targets, and what a model is given beside them.
 
-    extra_tokens: special tokens that the tokenizer gains where it lacks them; an objective with any is built with the
-    `tokenizer`, whose `ids_of` they are. targets: what is predicted; losses of unlike targets do not compare.
+    Here each next token; subclasses predict something else. extra_tokens: special tokens that the tokenizer gains where
+    it lacks them. targets: what is predicted; losses of unlike targets do not compare.
     """
 
+    tokenizer: TextTokenizer
     extra_tokens: ClassVar[Sequence[str]] = ()
     targets: ClassVar[str] = "next tokens"
 
-    @abstractmethod
     def require_room(self, seq_len: int) -> None:
         """Raise ConfigError unless windows of `seq_len` tokens have room for the objective."""
 
-    @abstractmethod
     def examples(self, whole: Examples, seed: int, step: int, batch_size: int, rows: range) -> tuple[Ids, ...]:
         """Of `rows` of the batch at `step`, which are `whole`; drawn for all of its rows, so that devices agree."""
+        return whole
 
     def val_examples(self, whole: Examples, at: Sequence[int]) -> tuple[Ids, ...]:
         """Of the validation windows with the numbers `at`, the same ones whenever a run validates."""
         return whole
 
+    def val_batch(self, windows: Validation, at: Sequence[int]) -> tuple[Ids, ...]:
+        """The examples of `windows` with the numbers `at`; without any, one that predicts nothing."""
+        chosen = [windows[i] for i in at] or [windows.nothing()]
+        return self.val_examples(Examples(*map(np.stack, zip(*chosen, strict=True))), at or [0])
+
 
 def kind_of(cfg: DictConfig) -> type[Objective]:
     """The class of the objective that `cfg` describes."""
     return get_class(cfg.objective._target_) if cfg.get("objective") else Objective
+
+
+def predicts_text(cfg: DictConfig) -> bool:
+    """Whether each next token is predicted, so that a loss in bits per byte means something."""
+    return kind_of(cfg).targets == Objective.targets
 
 
 def targets_of(config: Mapping[str, Any]) -> str:
@@ -96,7 +106,6 @@ class Span(Objective):
     all windows. Raises ConfigError for densities and spans that are impossible.
     """
 
-    tokenizer: TextTokenizer
     density: float
     mean_span: float
     extra_tokens = tuple(f"<extra_id_{i}>" for i in range(100))  # as T5's are called
@@ -173,7 +182,6 @@ class Masked(Objective):
     ConfigError for a share of nothing.
     """
 
-    tokenizer: TextTokenizer
     share: float
     extra_tokens = ("[MASK]",)
     targets = "masked tokens"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from llama_lab.data.dataset import Validation
+from llama_lab.data.objectives import Objective
 from llama_lab.model import Decoder
 from llama_lab.model.cost import ask_mixers
 from llama_lab.runs.evaluation import CacheLoss, CacheSize
@@ -45,11 +46,11 @@ def cache_sizes(model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[i
     return sizes
 
 
-def cache_losses(model: Decoder, windows: Validation, batch_tokens: int) -> list[CacheLoss]:
+def cache_losses(model: Decoder, windows: Validation, batch_tokens: int, objective: Objective) -> list[CacheLoss]:
     """The loss in windows of the trained length through a cache of each dtype."""
     found = []
     for dtype in cache_dtypes(model):
-        nll, counts, _ = sums_by_position(model, windows, model.max_seq_len, batch_tokens, dtype)
+        nll, counts, _ = sums_by_position(model, windows, model.max_seq_len, batch_tokens, objective, dtype)
         loss = float(nll.sum() / counts.sum())
         found.append(CacheLoss(name_of(dtype), loss if math.isfinite(loss) else None))
     return found

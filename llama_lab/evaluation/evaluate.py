@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config.components import check_decodes
 from llama_lab.config.schema import is_kind
 from llama_lab.config.trust import Trust
+from llama_lab.data.data_module import open_objective
 from llama_lab.data.dataset import Dataset
 from llama_lab.data.open import has_answers
 from llama_lab.devices.hardware import Hardware, choose_hardware
@@ -66,7 +67,7 @@ def losses(subject: Subject, earlier: Evaluation) -> Evaluation:
     multiples = list(asked.lengths) if "length" in asked.parts else []
     found = evaluation(run.cfg, subject.dataset, run.model, subject.hardware, run.step, multiples)
     lengths = {entry.length: entry for entry in (*earlier.lengths, *found.lengths)}
-    return replace(earlier, metrics=found.metrics, lengths=[lengths[length] for length in sorted(lengths)])
+    return replace(earlier, metrics=found.metrics, unit=found.unit, lengths=[lengths[n] for n in sorted(lengths)])
 
 
 def lm_eval(subject: Subject, earlier: Evaluation) -> Evaluation:
@@ -84,7 +85,8 @@ def cache(subject: Subject, earlier: Evaluation) -> Evaluation:
     with evaluating_on(subject.served, subject.hardware.torch_device):
         sizes = cache_sizes(subject.served, subject.settings.eval.batch_sizes, subject.contexts)
         windows = subject.dataset.val_windows(subject.run.model.max_seq_len)
-        costs = cache_losses(subject.served, windows, batch_tokens(subject.run.cfg))
+        objective = open_objective(subject.run.cfg, subject.dataset)
+        costs = cache_losses(subject.served, windows, batch_tokens(subject.run.cfg), objective)
     return replace(earlier, cache=sizes, cache_losses=costs)
 
 

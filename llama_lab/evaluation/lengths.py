@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from omegaconf import DictConfig
@@ -14,8 +13,8 @@ from torch import Tensor
 
 from llama_lab.config.schema import is_kind
 from llama_lab.data.data_module import open_objective
-from llama_lab.data.dataset import Dataset, Examples, Validation
-from llama_lab.data.objectives import Objective
+from llama_lab.data.dataset import Dataset, Validation
+from llama_lab.data.objectives import Objective, predicts_text
 from llama_lab.data.open import has_answers
 from llama_lab.devices.hardware import Hardware
 from llama_lab.model import Decoder
@@ -56,16 +55,15 @@ def evaluation(
     if trained.loss is None:
         why = trained.note.removeprefix("cannot: ")
         raise ConfigError(f"model.max_seq_len={model.max_seq_len}: no validation loss, {why}")
-    metrics = {
-        "val/loss": trained.loss,
-        "val/bits_per_byte": trained.loss / math.log(2) / dataset.bytes_per_token,
-        "val_tokens": dataset.index.val.tokens,
-    }
+    metrics = {"val/loss": trained.loss, "val_tokens": dataset.index.val.tokens}
+    if predicts_text(cfg):
+        metrics["val/bits_per_byte"] = trained.loss / math.log(2) / dataset.bytes_per_token
     if trained.accuracy is not None:
         metrics["val/accuracy"] = trained.accuracy
     if trained.loss < 700:  # beyond, no float holds it
         metrics["val/perplexity"] = math.exp(trained.loss)
-    return replace(surroundings(hardware, step), metrics=metrics, lengths=lengths)
+    unit = None if dataset.entropy_floor is None else "answer"
+    return replace(surroundings(hardware, step), metrics=metrics, lengths=lengths, unit=unit)
 
 
 def batch_tokens(cfg: DictConfig) -> int:
@@ -89,12 +87,12 @@ def losses_at_lengths(
     windows: Callable[[int], Validation],
     multiples: Sequence[float],
     batch_tokens: int,
-    objective: Objective | None = None,
+    objective: Objective,
 ) -> list[LengthLoss]:
     """The losses at the trained length, then at `multiples` of it, in ascending order, of a model `evaluating_on`.
 
     Lengths are rounded to whole tokens. windows: makes the validation windows of a length. A batch holds
-    about `batch_tokens` tokens, and at least one window. objective: what is predicted of them; None: each next token.
+    about `batch_tokens` tokens, and at least one window. objective: what is predicted of them.
     """
     longer = {round(multiple * model.max_seq_len) for multiple in multiples} - {model.max_seq_len}
     lengths = (model.max_seq_len, *sorted(longer))
@@ -115,7 +113,7 @@ def evaluating_on(model: Decoder, device: torch.device) -> Iterator[None]:
 
 
 def loss_at_length(
-    model: Decoder, windows: Validation, length: int, batch_tokens: int, objective: Objective | None = None
+    model: Decoder, windows: Validation, length: int, batch_tokens: int, objective: Objective
 ) -> LengthLoss:
     """The loss and the accuracy in windows of `length` tokens, or why there is none."""
     if ended := model.length_error(length):
@@ -123,9 +121,8 @@ def loss_at_length(
     if windows.tokens < length:  # the last positions would have no loss
         return LengthLoss(length, note=f"cannot: the validation text has {windows.tokens} tokens, less than one window")
     try:
-        if objective:
-            objective.require_room(length)
-        nll, counts, correct = sums_by_position(model, windows, length, batch_tokens, None, objective)
+        objective.require_room(length)
+        nll, counts, correct = sums_by_position(model, windows, length, batch_tokens, objective)
     except ConfigError as error:  # of an objective, whose tokens may not suffice
         return LengthLoss(length, note=f"cannot: {error}")
     except torch.OutOfMemoryError:  # must not fail a run for a length that it was not trained at
@@ -151,8 +148,8 @@ def sums_by_position(
     windows: Validation,
     length: int,
     batch_tokens: int,
+    objective: Objective,
     cache_dtype: torch.dtype | None = None,
-    objective: Objective | None = None,
 ) -> tuple[Tensor, Tensor, int]:
     """Sum of nats at each position over all windows of `length` tokens, in float64, and number of tokens: `(length,)`.
 
@@ -163,9 +160,7 @@ def sums_by_position(
     nll, counts = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.int64)
     correct = 0
     for start in range(0, len(windows), size):
-        at = range(start, min(start + size, len(windows)))
-        whole = Examples(*(np.stack(side) for side in zip(*(windows[i] for i in at), strict=True)))
-        examples = objective.val_examples(whole, at) if objective else whole
+        examples = objective.val_batch(windows, range(start, min(start + size, len(windows))))
         inputs, targets, *given = model.cut(*(torch.from_numpy(ids) for ids in examples))
         cache = None if cache_dtype is None else model.new_state(len(inputs), length, cache_dtype)
         logits = model(inputs.to(device), cache, *(x.to(device) for x in given)).float()

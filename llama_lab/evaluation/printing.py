@@ -33,7 +33,8 @@ def losses(found: Evaluation) -> Table:
     if "val/loss" in metrics:
         table.add_row("loss", f"{metrics['val/loss']:.4f} nats/{predicted(found)}")
         table.add_row("perplexity", f"{metrics['val/perplexity']:,.2f}" if "val/perplexity" in metrics else "-")
-        table.add_row("bits per byte", f"{metrics['val/bits_per_byte']:.4f}")
+        if "val/bits_per_byte" in metrics:
+            table.add_row("bits per byte", f"{metrics['val/bits_per_byte']:.4f}")
         if "val/accuracy" in metrics:
             table.add_row("accuracy", f"{metrics['val/accuracy']:.2%}")
         table.add_row(f"{predicted(found)}s", f"{metrics['val_tokens']:,}")
@@ -41,8 +42,8 @@ def losses(found: Evaluation) -> Table:
 
 
 def predicted(found: Evaluation) -> str:
-    """What a loss is the mean over: tokens, or the answers of a probe, which alone has an accuracy."""
-    return "answer" if "val/accuracy" in found.metrics else "token"
+    """What a loss is the mean over: tokens, or the answers of a probe."""
+    return found.unit or "token"
 
 
 def lengths(found: Evaluation) -> Table:
@@ -102,14 +103,8 @@ def caches(found: Evaluation) -> Table:
         each = (size.state_bytes, size.source_bytes, size.formula_bytes, size.measured_bytes)
         state, source, formula, measured = (in_bytes(n / size.batch_size) for n in each)
         equal = "equal" if size.measured_bytes == size.formula_bytes else measured
-        cells = (
-            *[state] * has_states,
-            *[source] * has_sources,
-            formula,
-            equal,
-            through.pop(size.dtype, ""),
-        )  # its loss once
-        table.add_row(size.dtype, f"{size.context:,}", *cells)
+        cells = (*[state] * has_states, *[source] * has_sources, formula, equal)
+        table.add_row(size.dtype, f"{size.context:,}", *cells, through.pop(size.dtype, ""))  # its loss once
     return table
 
 

@@ -99,11 +99,8 @@ BERT = Family(
         *sizes(30522, 768, 12, 12, 512),
         *fields(intermediate_size=3072, layer_norm_eps=1e-12),
         *(Fixed("hidden_act", "gelu"), Fixed("tie_word_embeddings", True), Fixed("type_vocab_size", 2)),
-        *(
-            Fixed("is_decoder", False),
-            Fixed("add_cross_attention", False),
-            Fixed("position_embedding_type", "absolute"),
-        ),
+        *(Fixed("is_decoder", False), Fixed("add_cross_attention", False)),
+        Fixed("position_embedding_type", "absolute"),
         Unread("hidden_dropout_prob|attention_probs_dropout_prob", written=0.0),
     ),
     weights(

@@ -158,8 +158,8 @@ class Decoder(Tower):
 
     @property
     def decodes(self) -> bool:
-        """Whether all mixers have a state to decode with."""
-        return all(mixer.has_state for mixer in self.mixers)
+        """Whether all mixers have a state to decode with; never in an encoder, which predicts no next token."""
+        return self.causal and all(mixer.has_state for mixer in self.mixers)
 
     def new_state(self, batch_size: int, context: int | None = None, dtype: torch.dtype | None = None) -> DecoderState:
         """An empty state for `context` tokens (default: `max_seq_len`), in `dtype` (default: the model's).

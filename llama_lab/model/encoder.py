@@ -30,11 +30,6 @@ class Encoder(Decoder):
         """Make blocks whose tokens see both sides."""
         super().make_blocks(sizes, **components, causal=False)
 
-    @property
-    def decodes(self) -> bool:
-        """False: it predicts no next token."""
-        return False
-
     def new_state(self, batch_size: int, context: int | None = None, dtype: torch.dtype | None = None) -> DecoderState:
         """Raise ValueError, since it predicts no next token."""
         raise ValueError("encoder: predicts tokens at their own places and no next one; choose family=decoder")

@@ -87,11 +87,8 @@ class CrossAttention(Mixer):
         query = self.heads(self.query(x))
         source: Source | None = context.shared.get(SOURCE)
         if source is not None:
-            key, value, lengths = (
-                self.heads(self.key(source.encoded)),
-                self.heads(self.value(source.encoded)),
-                source.lengths,
-            )
+            key, value = (self.heads(part(source.encoded)) for part in (self.key, self.value))
+            lengths = source.lengths
             if state is not None:
                 assert isinstance(state, SourceCache)
                 state.fill(key, value, lengths)
@@ -176,9 +173,7 @@ class EncoderDecoder(Decoder):
         if self.prefix:
             raise ValueError(f"attention.prefix={self.prefix}: an encoder-decoder has a source instead; set it to null")
         if self.document_start_id is not None:
-            raise ValueError(
-                "document_start_id: an encoder sees all documents of a source; set data.document_mask=false"
-            )
+            raise ValueError("document_start_id: an encoder sees all documents; set data.document_mask=false")
         if hasattr(self.weight_init, "branch_gain"):
             raise ValueError(f"init={type(self.weight_init).__name__}: it is for decoders alone; choose init=xavier")
         if self.max_seq_len < 2:
@@ -231,13 +226,7 @@ class EncoderDecoder(Decoder):
         return inputs if self.start_id is None else F.pad(inputs[:, 1:], (1, 0), value=self.start_id)
 
     def attention_context(
-        self,
-        tokens: Tensor,
-        at: Tensor,
-        shortest: int,
-        longest: int,
-        state: DecoderState | None,
-        *given: Tensor,
+        self, tokens: Tensor, at: Tensor, shortest: int, longest: int, state: DecoderState | None, *given: Tensor
     ) -> AttentionContext:
         """The context of a forward pass over `tokens (B, T)`, with what the encoder makes of a source."""
         context = super().attention_context(tokens, at, shortest, longest, state)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from llama_lab.analysis.depth_profiles import names
 from llama_lab.analysis.result import (
+    SECOND_HALF,
     ArmResult,
     Inference,
     Reach,
@@ -217,6 +218,8 @@ def _losses(result: Result) -> Table:
         "Learning rate": lambda arm: ", ".join(map(fmt.learning_rate, arm.learning_rates)) or fmt.UNKNOWN,
     }
     caption = f"Final validation loss with its 95% interval over seeds; SD in {result.unit}."
+    if result.metric == SECOND_HALF and any(arm.ema for arm in result.arms):
+        caption += " Of averaged weights: of all that an arm predicts."
     return _arm_table(result, caption, columns)
 
 
@@ -465,6 +468,8 @@ def _learning_rates(result: Result) -> Table:
     )
     if any(sweep.chosen for sweep in result.learning_rates):
         caption += " All of this is of the tuning runs: the judged ones have other seeds, and so other losses."
+    if result.metric != "val/loss":
+        caption += f" Losses: in {unit_of(result.arms, 'val/loss')}, of all that an arm predicts."
     rows = []
     for sweep in result.learning_rates:
         at_best = dict(zip(sweep.rates, sweep.loss, strict=True)).get(sweep.best)

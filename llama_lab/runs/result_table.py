@@ -26,7 +26,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     """The rows of the table, (label, value)."""
     metrics = summary.metrics
     active, speed = metrics["params_active"], metrics.get("perf/tokens_per_second")
-    compiling = metrics.get("perf/compile_seconds")
+    compiling, bits = metrics.get("perf/compile_seconds"), metrics.get("val/bits_per_byte")
     floor, accuracy, ema = summary.entropy_floor, metrics.get("val/accuracy"), metrics.get("val/ema_loss")
     unit = "nats/token" if floor is None else "nats/answer"
     return [
@@ -39,7 +39,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("  of unigram frequencies", f"{summary.unigram_entropy:.4f} {unit}"),
         *([("  of the best predictor", f"{floor:.4f} {unit}")] if floor is not None else []),
         *([("val accuracy", f"{accuracy:.2%}")] if accuracy is not None else []),
-        ("val bits per byte", f"{metrics['val/bits_per_byte']:.4f}"),
+        *([("val bits per byte", f"{bits:.4f}")] if bits is not None else []),
         *([("training speed", f"{speed:,.0f} tokens/s")] if speed is not None else []),
         *([("  after compiling for", duration(compiling))] if compiling is not None else []),
         *([("model FLOPs utilisation", f"{metrics['perf/mfu']:.1%}")] if "perf/mfu" in metrics else []),

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from llama_lab.analysis.grouping import runs_below
 from llama_lab.config.trust import Trust
+from llama_lab.data.objectives import predicts_text
 from llama_lab.evaluation.evaluate import READ_TEXT, evaluate, prompts_of
 from llama_lab.evaluation.load import TrainedRun
 from llama_lab.evaluation.plot import plot_evaluation
@@ -36,6 +37,9 @@ def evaluate_all(runs: Sequence[Path], settings: DictConfig) -> int:
             print(f"run {number} of {len(runs)}")
         try:
             imported = opened(run, settings)
+            if imported and beside and not predicts_text(imported.cfg):
+                problem = f"compares bits per byte of next tokens, which {run} does not predict; leave it out"
+                raise ConfigError(f"beside={settings.beside}: {problem}")
             found = evaluate(run, settings, imported)
         except ConfigError as error:
             if len(runs) == 1:
@@ -68,7 +72,7 @@ def opened(path: Path, settings: DictConfig) -> TrainedRun | None:
 def print_beside(found: Evaluation, model: TrainedRun, runs: Sequence[Path]) -> None:
     """Print the bits per byte of an imported model, and of those runs that were validated on the same text."""
     records = finished(read_record(run) for run in runs if is_run(run))
-    same = [record for record in records if record.environment.data_hash == found.data_hash]
+    same = [r for r in records if r.environment.data_hash == found.data_hash and "val/bits_per_byte" in r.summary]
     table = plain_table("Bits per byte of the same text", ("model",), ("parameters", "context", "bits per byte"))
     rows = [(r.path, r.costs["params"], r.config["model.max_seq_len"], r.summary["val/bits_per_byte"]) for r in same]
     params = sum(p.numel() for p in model.model.parameters())

@@ -3,7 +3,7 @@
 from torch.optim import Adafactor
 
 from llama_lab.config.components import build
-from llama_lab.data.objectives import Objective, kind_of
+from llama_lab.data.objectives import predicts_text
 from llama_lab.data.open import has_answers
 from llama_lab.model import Decoder
 from llama_lab.model.recompute import recompute
@@ -23,12 +23,12 @@ def build_module(run: Run, model: Decoder, bytes_per_token: float) -> LanguageMo
         optimizer,
         schedule,
         run.steps,
-        bytes_per_token,
+        bytes_per_token if predicts_text(cfg) else None,
         grad_clip=train.grad_clip,
         z_loss=train.z_loss,
         label_smoothing=train.label_smoothing or 0.0,
         seed=cfg.seed,
-        with_accuracy=has_answers(cfg) or kind_of(cfg).targets != Objective.targets,
+        with_accuracy=has_answers(cfg) or not predicts_text(cfg),
         ema=train.ema,
     )
     made = module.configure_optimizers()  # so that a bad setting is refused before anything is written

@@ -25,11 +25,11 @@ class LanguageModel(L.LightningModule):
     """Trains `model` on next-token prediction.
 
     optimizer: factory that takes the model. schedule: maps step and number of steps to a factor of the learning rate.
-    grad_clip: maximum gradient norm; None: no clipping. z_loss, label_smoothing: see `head_loss`. bytes_per_token:
-    of the validation text, for bits per byte. seed: of dropout. with_accuracy: validation reports the share of targets
-    with the largest logit, and that of windows all of whose targets have it, in place of second halves. ema: decay per
-    optimizer step of an exponential moving average of the weights (Polyak & Juditsky 1992), which starts at the initial
-    weights and is validated, too; None: no average.
+    grad_clip: maximum gradient norm; None: no clipping. z_loss, label_smoothing: see `head_loss`. bytes_per_token: of
+    the validation text, for bits per byte; None: these mean nothing. seed: of dropout. with_accuracy: validation
+    reports the share of targets with the largest logit, and that of windows all of whose targets have it, in place of
+    second halves. ema: decay per optimizer step of an exponential moving average of the weights (Polyak & Juditsky
+    1992), which starts at the initial weights and is validated, too; None: no average.
 
     A training batch is the list of micro-batches of one optimizer step, each `(inputs, targets)`, both int64 `(B, T)`;
     `Decoder.cut` makes the arguments of the loss of them. Losses are divided by the mean number of targets of all
@@ -47,7 +47,7 @@ class LanguageModel(L.LightningModule):
         optimizer: Callable[[nn.Module], Optimizer],
         schedule: Callable[[int, int], float],
         steps: int,
-        bytes_per_token: float,
+        bytes_per_token: float | None,
         grad_clip: float | None = None,
         z_loss: float = 0.0,
         label_smoothing: float = 0.0,
@@ -173,7 +173,9 @@ class LanguageModel(L.LightningModule):
         self._val_sums = []
         nll, tokens, correct, ema_nll, second_nll, second_tokens, exact, rows = sums.sum(0).tolist()
         loss = nll / tokens
-        metrics = {"val/loss": loss, "val/bits_per_byte": loss / math.log(2) / self.bytes_per_token}
+        metrics = {"val/loss": loss}
+        if self.bytes_per_token is not None:
+            metrics["val/bits_per_byte"] = loss / math.log(2) / self.bytes_per_token
         if self.with_accuracy:
             metrics |= {"val/accuracy": correct / tokens, "val/exact_match": exact / rows}
         else:

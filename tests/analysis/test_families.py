@@ -10,14 +10,16 @@ import pytest
 from omegaconf import OmegaConf
 
 from llama_lab.analysis.analyse import analyse
-from llama_lab.analysis.result import Result
+from llama_lab.analysis.result import LearningRates, Result
 from llama_lab.data.dataset import Examples
 from llama_lab.data.objectives import Prefix
 from llama_lab.model.loss import IGNORE
+from llama_lab.report import tables
 from llama_lab.report.summary import summary_rows
 from llama_lab.runs.study import Study
 from tests.analysis.synthetic import change_metrics, planted_warnings, run_folder, write_study
 from tests.composing import compose_config
+from tests.data.test_objectives import BYTE
 
 PREFIX = {
     "model._target_": "llama_lab.model.prefix_decoder.PrefixDecoder",
@@ -90,7 +92,7 @@ def test_targets_are_counted_where_they_differ(tmp_path: Path) -> None:
 def test_the_mean_prefix_is_counted_as_it_is_drawn(tmp_path: Path) -> None:
     """By drawing: what the warning above calls 801,840 of 1,597,440."""
     windows = np.zeros((20_000, 256), dtype=np.int64)
-    _, targets = Prefix(2).examples(Examples(windows, windows), 1, 0, 20_000, range(20_000))
+    _, targets = Prefix(BYTE, 2).examples(Examples(windows, windows), 1, 0, 20_000, range(20_000))
     assert (targets != IGNORE).mean() == pytest.approx(801_840 / 1_597_440, rel=0.01)
 
 
@@ -148,3 +150,39 @@ def test_the_runs_of_an_objective_have_the_options_on_record(tmp_path: Path) -> 
     """Though the objective chooses the model, not the family."""
     study = written(tmp_path, facts={"prefix_decoder": {"choices": {"family": "decoder", "objective": "prefix"}}})
     assert not any("options on record" in one for one in analyse(study, tmp_path).warnings)
+
+
+def without_bits(folder: Path, **settings: Any) -> Result:
+    """The analysis of a study whose runs log no bits per byte, as of spans."""
+    study = write_study(folder, LOSSES, axes=AXES, **settings)
+    for arm in LOSSES:
+        for seed in (1, 2, 3):
+            for file in ("summary.json", "metrics.csv"):
+                path = run_folder(folder, study, arm, seed) / file
+                path.write_text(path.read_text().replace("val/bits_per_byte", "other"))
+    return analyse(study, folder)
+
+
+@pytest.mark.usefixtures("with_curves")
+def test_losses_that_have_no_bits_are_compared_in_nats(tmp_path: Path) -> None:
+    result = without_bits(tmp_path)
+    assert result.metric == "val/loss"
+    assert differences(result) == pytest.approx([0.01, -0.4], abs=0.02)
+    assert {arm.bits for arm in result.arms} == {None}
+
+
+def test_and_not_at_all_where_tokenizers_differ(tmp_path: Path) -> None:
+    result = without_bits(tmp_path, facts={"encoder_decoder": {"tokenizer_hash": "1" * 32}})
+    assert [arm.to_baseline for arm in result.arms] == [None, None, None]
+
+
+@pytest.mark.parametrize("metric", ["val/second_half_loss", "val/loss"])
+def test_a_report_says_which_losses_are_of_all_that_an_arm_predicts(tmp_path: Path, metric: Any) -> None:
+    """Those of averaged weights, and those by which learning rates are chosen."""
+    result = replace(analyse(written(tmp_path), tmp_path), metric=metric)
+    result = replace(result, arms=tuple(replace(arm, ema=arm.loss) for arm in result.arms))
+    rates = LearningRates("decoder", [1e-3, 4e-3], [None, None], [0, 0], 1e-3, True, 0.1)
+    result = replace(result, learning_rates=(rates,))
+    captions = [tables.tables(result)[name].caption for name in ("losses", "learning_rates")]
+    is_own = [caption.endswith("of all that an arm predicts.") for caption in captions]
+    assert is_own == [metric == "val/second_half_loss"] * 2

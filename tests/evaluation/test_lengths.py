@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from llama_lab.data.dataset import Tokens
+from llama_lab.data.objectives import Objective
+from llama_lab.data.tokenizer import ByteTokenizer
 from llama_lab.data.windows import ValWindows
 from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.evaluation.lengths import evaluating_on, losses_at_lengths, sums_by_position
@@ -29,6 +31,7 @@ from tests.training.tiny import planned
 CPU = torch.device("cpu")
 LENGTHS = ["train.tokens=2560", "train.eval_lengths=[1,2]"]
 CONTEXT = 32  # of size=pico
+NEXT_TOKENS = Objective(ByteTokenizer().train(iter(())))
 ENDLESS = [position for position in options("position") if position != "learned"]
 ATTENTION = {
     "plain": ["attention=gqa"],
@@ -54,7 +57,7 @@ def stream(length: int) -> Tokens:
 def at_lengths(model: Decoder, tokens: Tokens, *multiples: float, batch_tokens: int = 4 * CONTEXT) -> list[LengthLoss]:
     """The losses on the CPU."""
     with evaluating_on(model, CPU):
-        return losses_at_lengths(model, partial(ValWindows, tokens), multiples, batch_tokens)
+        return losses_at_lengths(model, partial(ValWindows, tokens), multiples, batch_tokens, NEXT_TOKENS)
 
 
 @torch.no_grad()
@@ -223,7 +226,7 @@ def test_a_run_killed_while_evaluating_goes_on(
 def test_losses_of_an_encoder_decoder_stand_where_their_tokens_do() -> None:
     """Of each window, those of the second half; the last of its targets begins the next window."""
     model, tokens = lively("family=encoder_decoder").eval(), stream(5 * CONTEXT + 1)
-    nll, counts, _ = sums_by_position(model, ValWindows(tokens, CONTEXT), CONTEXT, 2 * CONTEXT)
+    nll, counts, _ = sums_by_position(model, ValWindows(tokens, CONTEXT), CONTEXT, 2 * CONTEXT, NEXT_TOKENS)
     half = CONTEXT // 2
     assert counts.tolist() == [0] * (half - 1) + [5] * half + [0]
     windows = torch.from_numpy(tokens[: 5 * CONTEXT].astype(np.int64)).view(5, CONTEXT)

@@ -74,3 +74,5 @@ def test_exact_matches_are_those_of_greedy_decoding(
     assert re.fullmatch(r"[a-d][e-h][i-l]<\|endoftext\|>.*", sample)
     ran = evaluating(f"run={made.folder.path}", 'prompts=["aei","bfj"]', "temperature=0", "max_new_tokens=3")
     assert re.match(r"aei\n.*\n-{20}\nbfj\n", ran.out)
+    ran = evaluating(f"run={made.folder.path}", "eval.parts=[loss]")
+    assert "nats/token" in ran.out, "answers are those of probes"

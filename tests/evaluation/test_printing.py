@@ -114,7 +114,7 @@ def test_the_state_in_a_cache_is_a_column_of_its_own(printed: Callable[[Found], 
 def test_the_loss_of_a_probe_is_that_of_its_answers(
     printed: Callable[[Found], list[str]],
 ) -> None:
-    found = everything(SMALL) | {"val/accuracy": 0.25, "val/perplexity": None}
+    found = everything(SMALL) | {"val/accuracy": 0.25, "val/perplexity": None, "unit": "answer"}
     lines = {" ".join(line.split()) for line in printed(found)}
     assert lines >= {"loss 5.8750 nats/answer", "answers 113,567", "Loss by context length, nats/answer"}
     assert "perplexity -" in lines

@@ -105,7 +105,7 @@ def learning_rates(result: Result) -> Chart:
         "encoding": {"x": {"value": 0}, "y": {"value": -STRIP * (len(diverged) + 0.8)}, "color": None},
     }
     x = ticked("x", "learning rate", (row["x"] for row in found + crosses), fmt.learning_rate)
-    axes = {"x": x, "y": axis("y", axis_of(result, result.metric))}
+    axes = {"x": x, "y": axis("y", axis_of(result, "val/loss"))}
     layers = [*MEANS, RING, *([cross, note] if diverged else [])]
     tip = "'learning rate ' + datum.x + ': ' + datum.text"
     return Chart("Loss over learning rate", found + crosses, layers, axes, tip, arm_styles(result))

@@ -94,20 +94,22 @@ def print_all(result: Result, console: Console) -> None:
     loss_unit = "bits/byte" if result.metric == BITS else "val loss"
     for title in (loss_unit, f"to {reference}"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("verdict", min_width=11)  # "not significant" in two lines
-    for title in ("params", "KV B/\ntoken" + "\n+ state" * result.has_states, "tokens/s"):
+    table.add_column("verdict", width=11)  # "not significant" in two lines
+    speeds = [arm.costs.get("perf/tokens_per_second") for arm in result.arms]
+    measured = ["tokens/s"] if any(speeds) else []
+    for title in ("params", "KV B/\ntoken" + "\n+ state" * result.has_states, *measured):
         table.add_column(title, justify="right", no_wrap=True)
     losses = plus_minus([arm.judged(result.metric) for arm in result.arms])
     changes = plus_minus([arm.comparison.change if arm.comparison else None for arm in result.arms], "")
-    for arm, loss, change in zip(result.arms, losses, changes, strict=True):
+    for arm, loss, change, speed in zip(result.arms, losses, changes, speeds, strict=True):
         table.add_row(
-            "\n".join(break_name(arm.name, max(10, console.width - 68))),
+            "\n".join(break_name(arm.name, max(10, console.width - (70 if measured else 60)))),
             loss,
             change,
             arm.verdict,
             short(arm.costs.get("params")),
             cache_and_state(arm.costs.get("kv_cache/bytes_per_token"), arm.costs.get(STATE)),
-            three_digits(arm.costs.get("perf/tokens_per_second")),
+            *[three_digits(speed)] * len(measured),
         )
     console.print(table)
     console.print(f"{result.unit}, ± half the 95% interval; lower and higher: significant at 5% (adjusted)\n")

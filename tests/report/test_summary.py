@@ -2,6 +2,7 @@
 
 import csv
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,6 +132,16 @@ def test_long_names_of_arms_are_folded_and_never_cut(
     assert max(map(len, table.splitlines())) <= 80
     assert {"prenorm+", "rmsnorm+", "swiglu[1]"} <= {*folded}, "broken at its signs"
     assert name in "".join(folded)
+
+
+def test_where_no_speed_was_measured_names_have_the_column(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, name = results.ladder(), "gated_delta_mqa"
+    arms = [replace(arm, costs={}, arm=replace(arm.arm, name=f"{name}{i}")) for i, arm in enumerate(result.arms)]
+    table, _, _ = printed(replace(result, arms=arms), capsys, monkeypatch).partition("nats per token, ±")
+    assert "tokens/s" not in table
+    assert [line.split()[0] for line in table.splitlines() if line.startswith(f" {name}")] == [arm.name for arm in arms]
 
 
 def test_a_study_in_bits_says_so(

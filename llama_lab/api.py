@@ -1,7 +1,8 @@
 """What `import llama_lab` gives notebooks and other programs: configs, models, costs, texts, runs, comparisons."""
 
 import glob
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
@@ -39,12 +41,9 @@ def load_config(overrides: Sequence[str] = (), config_dir: str | Path | None = N
 
     config_dir: a folder with options of your own, as for `--config-dir`. Raises ConfigError where the command does.
     """
-    register_resolvers()
     typed = to_hydra(list(overrides))
     try:
-        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            if config_dir is not None:
-                add_config_dir(Path(config_dir))
+        with composing(config_dir):
             cfg = compose("config", overrides=typed, return_hydra_config=True)
             choices = dict(cfg.hydra.runtime.choices)
             cfg = without(cfg, "hydra")
@@ -54,14 +53,19 @@ def load_config(overrides: Sequence[str] = (), config_dir: str | Path | None = N
     return cfg
 
 
-def add_config_dir(config_dir: Path) -> None:
-    """Let Hydra find options in a folder of the user's, as `--config-dir` does. Raises ConfigError if there is none."""
-    if not config_dir.is_dir():
-        raise ConfigError(f"config_dir={config_dir}: is no folder; name the one that holds your norm/, arch/, ...")
-    path = create_config_search_path(str(CONF_DIR))
-    path.prepend("command-line", f"file://{config_dir.absolute()}", anchor="schema")  # which must stay the last
-    GlobalHydra.instance().clear()
-    Hydra.create_main_hydra2("llama_lab", path)
+@contextmanager
+def composing(config_dir: str | Path | None) -> Iterator[ConfigLoader]:
+    """Context manager: lets Hydra compose, with a folder of the user's options. Raises ConfigError if there is none."""
+    register_resolvers()
+    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+        if config_dir is not None:
+            folder, path = Path(config_dir), create_config_search_path(str(CONF_DIR))
+            if not folder.is_dir():
+                raise ConfigError(f"config_dir={folder}: is no folder; name the one that holds your norm/, arch/, ...")
+            path.prepend("command-line", f"file://{folder.absolute()}", anchor="schema")  # which must stay the last
+            GlobalHydra.instance().clear()
+            Hydra.create_main_hydra2("llama_lab", path)
+        yield GlobalHydra.instance().config_loader()
 
 
 def build_model(cfg: DictConfig, vocab_size: int | None = None, eot_id: int | None = None) -> Decoder:

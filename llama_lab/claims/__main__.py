@@ -11,8 +11,6 @@ from tempfile import TemporaryDirectory
 import torch
 
 from llama_lab.analysis.analyse import analyse
-from llama_lab.analysis.power import smallest_difference
-from llama_lab.analysis.result import Comparison, Result
 from llama_lab.config.messages import exit_with
 from llama_lab.runs.study import FILE, Study
 from llama_lab.study.design.plan import Plan
@@ -21,11 +19,11 @@ from llama_lab.util.formatting import duration
 
 from .archive import changed_arms, pack, rows_of, unpack
 from .book import Judged, write_pages
-from .claim import Claim, Statement, all_claims
-from .judging import Verdict, judge, recompute
+from .claim import Claim, all_claims
+from .judging import judge, recompute, verdict
 from .planning import changed_loss, is_of_other_data, plan_of, seconds, too_large
 
-CLAIMS, PAGES = Path("claims"), Path("docs/claims")
+CLAIMS, PAGES, FRONT = Path("claims"), Path("docs/claims"), Path("README.md")
 DEVICES = ("cpu", "gpu")
 
 
@@ -55,7 +53,7 @@ def main() -> None:
             for claim in chosen:
                 print(state(claim, book[claim.name][1], given.check), flush=True)
         else:
-            write_pages(book, PAGES)
+            write_pages(book, PAGES, FRONT)
             print(f"the pages are in {PAGES}")
     except ConfigError as error:
         exit_with(error)
@@ -109,27 +107,9 @@ def judged(claim: Claim) -> list[Judged]:
         spent, dates = sum(row.get("last:seconds", 0.0) for row in rows), sorted({row["date"] for row in rows})
         span = dates[0] if len(dates) < 2 else f"{dates[0]} to {dates[-1]}"
         found.append(Judged(archive.stem, verdicts, result, spent / 3600, span, stale(claim, archive)))
+    if claim.study and not any(one.device for one in found):
+        found.append(Judged("", [(said, judge(said, None)) for said in claim.statements]))
     return found
-
-
-def verdict(said: Statement, result: Result) -> Verdict:
-    """The verdict on a statement by a study that has its arms."""
-    arms = {arm.name: arm for arm in result.arms}
-    if missing := [name for name in (said.arm, said.against) if name not in arms]:
-        raise ConfigError(f"{missing[0]}: the study has no such arm; choose from {', '.join(arms)}")
-    found = comparison(said, result)
-    if found is None or found.change.n < 2:
-        return judge(said, found)
-    tests = len(result.study.family) + len(result.study.ends)
-    sd = found.change.sd / 2**0.5
-    return judge(said, found, sd * smallest_difference(len(arms), found.change.n, tests))
-
-
-def comparison(said: Statement, result: Result) -> Comparison | None:
-    """The test of a statement's two arms, among those of the study."""
-    arm = next(arm for arm in result.arms if arm.name == said.arm)
-    pairs = (arm.to_previous, arm.to_baseline, *result.pairs)
-    return next((one for one in pairs if one and (one.arm, one.against) == (said.arm, said.against)), None)
 
 
 def stale(claim: Claim, archive: Path, plan: Plan | None = None) -> str:
@@ -148,9 +128,9 @@ def state(claim: Claim, found: Sequence[Judged], check: bool) -> str:
     parts = []
     for one in found:
         words = ", ".join(f"{n} {word}" for word, n in Counter(verdict.word for _, verdict in one.verdicts).items())
-        parts.append(f"{one.device}, {one.hours:.1f} hours: {words}" if plan else words)
+        parts.append(f"{one.device}, {one.hours:.1f} hours: {words}" if one.device else words)
         archive = archive_of(claim, one.device)
-        problem = stale(claim, archive, plan) if plan else ""
+        problem = stale(claim, archive, plan) if one.device else ""
         if check and not problem and one.device == device_here():
             problem = changed_loss(archive, claim.config_dir)
         parts += [f"stale, {problem}"] if problem else []

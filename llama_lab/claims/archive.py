@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.api import load_config
 from llama_lab.config.grammar import override_key, override_value
 from llama_lab.config.schema import CHANGEABLE, INDIRECT, belongs, flatten
+from llama_lab.runs.evaluation import Evaluation, LengthLoss
 from llama_lab.runs.folder import OVERRIDES, RESOLVED, RunFolder, read_overrides, resolved, write_yaml
 from llama_lab.runs.json_file import from_json
 from llama_lab.runs.metrics import METRICS_CSV
@@ -24,6 +25,7 @@ from llama_lab.util.errors import ConfigError
 from llama_lab.util.files import checksum, replace_text, replacing
 
 ENDED = ("done", "diverged")
+LENGTHS = "lengths"  # of windows with the loss in each, where a run was evaluated at several
 OF_RUNS = ("arm", "seed", "optim.lr")  # in which the runs of an arm differ
 
 
@@ -37,13 +39,11 @@ def pack(folder: Path, archive: Path) -> None:
     with replacing(archive) as file, file.open("w", encoding="utf-8", newline="") as opened:
         writer = csv.writer(opened, lineterminator="\n")
         writer.writerow(columns)
-        before: list[str] = []
+        above = [""] * len(columns)
         for row in rows:  # what a run has in common with the one above is left out
             cells = [json.dumps(row[name]) if name in row else "-" for name in columns]
-            writer.writerow(
-                cells if not before else ["" if new == old else new for new, old in zip(cells, before, strict=True)]
-            )
-            before = cells
+            writer.writerow("" if new == old else new for new, old in zip(cells, above, strict=True))
+            above = cells
     for name in (FILE, StudySpeed.FILE):
         if (folder / name).exists():
             shutil.copyfile(folder / name, beside(archive, name))
@@ -62,6 +62,7 @@ def row_of(folder: Path, member: str) -> dict[str, Any] | None:
     environment = run.environment.to_json()
     costs = run.environment.metrics
     ended = Summary.load(run.path) if status.status == "done" else Summary()
+    lengths = Evaluation.load(run.path).lengths if (run.path / Evaluation.FILE).exists() else []
     return {
         "run": member,
         "status": status.status,
@@ -74,6 +75,7 @@ def row_of(folder: Path, member: str) -> dict[str, Any] | None:
         **{f"cost:{name}": value for name, value in costs.items()},
         **{f"last:{name}": value for name, value in ended.metrics.items() if name not in costs},
         "rows": ended.rows,
+        **({LENGTHS: [[one.length, one.loss] for one in lengths]} if lengths else {}),
     }
 
 
@@ -141,4 +143,6 @@ def unpack(archive: Path, folder: Path, config_dir: str | None = None) -> None:
         if row["status"] == "done":
             known = {one.name for one in fields(Summary)}
             from_json(Summary, {name: row[name] for name in known & row.keys()} | costs | last).save(path)
+        if LENGTHS in row:
+            Evaluation(step=int(row["last:step"]), lengths=[LengthLoss(*one) for one in row[LENGTHS]]).save(path)
         Status(row["status"], row["message"]).save(path)

@@ -26,6 +26,11 @@ class Judged:
     stale: str = ""
 
 
+HEAD = "# Claims\n\n`python -m llama_lab.claims` makes this page.\n\n"
+Book = Mapping[str, tuple[Claim, Sequence[Judged]]]
+"""Each claim by name, with what was found."""
+
+
 def page(claim: Claim, judged: Sequence[Judged]) -> str:
     """The page of a claim, in Markdown."""
     lines = [f"# {claim.title}", ""]
@@ -34,65 +39,73 @@ def page(claim: Claim, judged: Sequence[Judged]) -> str:
     for one in judged:
         lines += [f"## On a {one.device.upper()}", ""] if one.device else []
         lines += [f"**Stale**: {one.stale}.", ""] if one.stale else []
-        lines += ["| statement | source | verdict | found |", "|---|---|---|---|"]
-        lines += [f"| {said.text} | {said.source} | **{found.word}** | {found.why} |" for said, found in one.verdicts]
-        lines += ["", *study_lines(one)] if one.result else [""]
-    if claim.study and not judged:
-        lines += ["Not run yet.", ""]
+        lines += ["| statement | source | expected | verdict | found |", "|---|---|---|---|---|"]
+        lines += [
+            f"| {said.text} | {said.source} | {expected(said)} | **{found.word}** | {found.why} |"
+            for said, found in one.verdicts
+        ]
+        lines += ["", *(study_lines(one, one.result) if one.result else [])]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def study_lines(judged: Judged) -> list[str]:
+def expected(said: Statement | Figure) -> str:
+    """What would hold, by the rule that was stated before."""
+    if isinstance(said, Figure):
+        return f"{said.says:g}"
+    by = "" if said.size is None else f" by {abs(said.size):g}"
+    return f"{said.quantity} {said.expects}{by}, margin {said.margin:g}"
+
+
+def study_lines(judged: Judged, result: Result) -> list[str]:
     """What was measured, and on what."""
-    result = judged.result
-    assert result is not None
-    lines = ["| arm | loss, nats per token | seeds |", "|---|---|---|"]
-    lines += [
-        f"| {arm.name} | {arm.loss.text if arm.loss else 'no finished run'} | {len(arm.records)} |"
-        for arm in result.arms
-    ]
     machine = ", ".join(dict.fromkeys(r.environment.cpu for r in result.started))
-    lines += [
+    return [
+        "| arm | loss, nats per token | seeds |",
+        "|---|---|---|",
+        *(f"| {arm.name} | {arm.loss.text if arm.loss else '-'} | {len(arm.records)} |" for arm in result.arms),
         "",
         f"{machine}, {judged.dates}, {judged.hours:.1f} hours of training; intervals are those of {result.tests}.",
         "",
+        *(f"- {warning}" for warning in (*result.warnings, *result.notes)),
+        "",
     ]
-    return [*lines, *(f"- {warning}" for warning in (*result.warnings, *result.notes)), ""]
 
 
-def table(book: Mapping[str, tuple[Claim, Sequence[Judged]]]) -> str:
-    """The table of all claims, in Markdown; those that contradict their source come first."""
+def table(book: Book, most: int, pages: str = "") -> str:
+    """How many verdicts there are, and a table of at most so many, in Markdown; what contradicts a source comes first.
+
+    pages: the folder of the pages that it points to, with a slash.
+    """
     rows = [
-        (found.word, claim, said, found, one.device)
+        (found, claim, said, one.device)
         for claim, judged in book.values()
         for one in judged
         for said, found in one.verdicts
     ]
-    rows.sort(key=lambda row: WORDS.index(row[0]))
-    words = Counter(row[0] for row in rows)
-    tested = sum(row[0] in DECIDED and isinstance(row[2], Statement) for row in rows)
+    rows.sort(key=lambda row: WORDS.index(row[0].word))
+    words = Counter(found.word for found, *_ in rows)
+    tested = sum(found.word in DECIDED and isinstance(said, Statement) for found, _, said, _ in rows)
     lines = [
-        "# Claims",
-        "",
-        f"{count(len(rows), 'verdict')}: {', '.join(f'{n} {word}' for word, n in words.items())}. Of the "
-        f"{tested} that rest on tests, {LEVEL * tested:.1f} are expected to be wrong at 5%. "
-        f"`python -m llama_lab.claims` makes this page.",
+        f"{count(len(rows), 'statement')}: {', '.join(f'{n} {word}' for word, n in words.items())}. Of the "
+        f"{tested} verdicts that rest on tests, {LEVEL * tested:.1f} are expected to be wrong at 5%.",
         "",
         "| verdict | statement | source | found |",
         "|---|---|---|---|",
     ]
     lines += [
-        f"| {word}{f', {device}' if device else ''} | [{said.text}]({claim.name}.md) | {said.source} | {found.why} |"
-        for word, claim, said, found, device in rows
+        f"| {' on a '.join(filter(None, (found.word, device.upper())))} | [{said.text}]({pages}{claim.name}.md) "
+        f"| {said.source} | {found.why} |"
+        for found, claim, said, device in rows[:most]
     ]
-    waiting = [claim for claim, judged in book.values() if claim.study and not judged]
-    lines += [f"| not run | [{claim.title}]({claim.name}.md) | | |" for claim in waiting]
     return "\n".join(lines) + "\n"
 
 
-def write_pages(book: Mapping[str, tuple[Claim, Sequence[Judged]]], folder: Path) -> None:
-    """Write a page for each claim, and the table."""
+def write_pages(book: Book, folder: Path, front: Path) -> None:
+    """Write a page for each claim, the table of all, and its beginning between two comments of a front page."""
     folder.mkdir(parents=True, exist_ok=True)
     for claim, judged in book.values():
         replace_text(folder / f"{claim.name}.md", page(claim, judged))
-    replace_text(folder / "README.md", table(book))
+    replace_text(folder / "README.md", f"{HEAD}{table(book, most=10_000)}")
+    before, start, rest = front.read_text(encoding="utf-8").partition("<!-- the claims -->\n")
+    _, end, after = rest.partition("<!-- their end -->\n")
+    replace_text(front, before + start + table(book, 4, "docs/claims/") + end + after)

@@ -16,8 +16,9 @@ from .facts import FACTS
 class Statement:
     """One statement about two arms of the claim's study, of which `arm` is compared with `against`.
 
-    expects: of the loss of `arm`. size: the change that is claimed, in nats per token, negative if it is lower; None: a
-    direction alone. margin: the largest change that does not matter, in nats per token.
+    expects: of the quantity of `arm`. size: the change that is claimed, negative if it is lower; None: a direction
+    alone. margin: the largest change that does not matter. quantity: the loss, at the trained length or the last of
+    those evaluated, in nats per token; or the natural logarithm of the speed of training or decoding.
     """
 
     text: str
@@ -27,6 +28,7 @@ class Statement:
     expects: Literal["lower", "higher", "equal"]
     margin: float
     size: float | None = None
+    quantity: Literal["loss", "longest", "train", "decode"] = "loss"
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ from typing import Literal, get_args
 
 from scipy import stats
 
-from llama_lab.analysis.power import LEVEL
-from llama_lab.analysis.result import Comparison
+from llama_lab.analysis.power import LEVEL, smallest_difference
+from llama_lab.analysis.result import ArmResult, Comparison, Result
+from llama_lab.analysis.statistics import paired_difference
 
 from .claim import Figure, Statement
 from .facts import FACTS
@@ -16,6 +17,12 @@ from .facts import FACTS
 Word = Literal["opposite", "does not hold", "direction holds, size does not", "holds", "not decided", "not run"]
 WORDS = get_args(Word)
 DECIDED = WORDS[:4]
+UNITS = {
+    "loss": "nats per token, {} seeds",
+    "longest": "nats per token in the last of the windows evaluated, {} seeds",
+    "train": "in the logarithm of training speed, {} rounds",
+    "decode": "in the logarithm of decoding speed, {} rounds",
+}
 
 
 @dataclass(frozen=True)
@@ -26,16 +33,52 @@ class Verdict:
     why: str
 
 
+def verdict(said: Statement, result: Result) -> Verdict:
+    """The verdict on a statement by a study."""
+    found = comparison(said, result)
+    if found is None or found.change.n < 2:
+        return judge(said, found)
+    is_loss, sd = said.quantity == "loss", found.change.sd / 2**0.5
+    arms, tests = (len(result.arms), len(result.study.family) + len(result.study.ends)) if is_loss else (2, 1)
+    return judge(said, found, sd * smallest_difference(arms, found.change.n, tests))
+
+
+def comparison(said: Statement, result: Result) -> Comparison | None:
+    """A statement's two arms: of losses the study's test, else a paired t-test; None if they were not run."""
+    if said.quantity == "loss":
+        tested = (*result.pairs, *(one for arm in result.arms for one in (arm.to_previous, arm.to_baseline) if one))
+        return next((one for one in tested if (one.arm, one.against) == (said.arm, said.against)), None)
+    of_arm = {arm.name: values(said.quantity, arm, result) for arm in result.arms}
+    ours, theirs = of_arm.get(said.arm, {}), of_arm.get(said.against, {})
+    if not (both := [key for key in ours if key in theirs]):
+        return None
+    change = paired_difference([ours[key] for key in both], [theirs[key] for key in both])
+    return Comparison(said.arm, said.against, tuple(both), change, None)
+
+
+def values(quantity: str, arm: ArmResult, result: Result) -> dict[int, float]:
+    """A quantity of an arm but the loss, by seed or round."""
+    if quantity == "longest":
+        last = {run.seed: one.loss for run in arm.records for one in run.evaluation.lengths}
+        return {seed: loss for seed, loss in last.items() if loss is not None}
+    measured = result.speed.arms.get(arm.name) if result.speed else None
+    return {i: math.log(speed) for i, speed in enumerate(getattr(measured, quantity, []))}
+
+
 def judge(statement: Statement, found: Comparison | None, detectable: float = math.nan) -> Verdict:
     """The verdict on a statement.
 
     found: its two arms, whose interval is that of the family of all that are tested together; None: not run.
-    detectable: the difference that such a study finds with 80% power.
+    detectable: the difference that such a study finds with 80% power; nothing is decided on a smaller one.
     """
-    if found is None or not found.change.is_tested or found.nats is None:
-        return Verdict("not run", found.untested if found else "")
-    change, margin = found.nats, statement.margin
-    seen = f"{change.text} nats per token, {change.n} seeds"
+    if found is None or found.change.n < 2:
+        return Verdict("not run", "")
+    if found.untested or not found.change.is_tested or found.nats is None:
+        return Verdict("not decided", found.untested)
+    change, margin, size = found.nats, statement.margin, statement.size
+    seen = f"{change.text} {UNITS[statement.quantity].format(change.n)}"
+    if size is not None and abs(size) < detectable:
+        return undecided(f"{seen}; {size:+g} is claimed", detectable)
     inside = is_within(change.mean, change.error, change.df, margin)
     if statement.expects == "equal":
         if inside:
@@ -46,9 +89,9 @@ def judge(statement: Statement, found: Comparison | None, detectable: float = ma
     if change.significant:
         if change.verdict != statement.expects:
             return Verdict("opposite", seen)
-        if statement.size is None or change.low <= statement.size <= change.high:
+        if size is None or change.low <= size <= change.high:
             return Verdict("holds", seen)
-        return Verdict("direction holds, size does not", f"{seen}; {statement.size:+g} is claimed")
+        return Verdict("direction holds, size does not", f"{seen}; {size:+g} is claimed")
     return Verdict("does not hold", f"{seen}; within {margin:g}") if inside else undecided(seen, detectable)
 
 

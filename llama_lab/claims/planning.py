@@ -6,14 +6,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import hydra
 import lightning as L
-from hydra.core.global_hydra import GlobalHydra
+from hydra import compose
 from lightning.pytorch.callbacks import LambdaCallback
 
-from llama_lab.api import add_config_dir
-from llama_lab.config.components import register_resolvers
-from llama_lab.config.composing import composing
+from llama_lab.api import composing
 from llama_lab.config.grammar import to_hydra
 from llama_lab.data.open import open_dataset, read_by
 from llama_lab.study.design.command import read_command
@@ -35,16 +32,11 @@ ROUNDING = 1e-3  # of a loss in them between machines, relative
 
 def plan_of(claim: Claim) -> Plan:
     """The plan of a claim's study. Raises ConfigError where the study would, and for a statement on an arm it lacks."""
-    register_resolvers()
     words = to_hydra(claim.study)
-    with composing():
-        if claim.config_dir:
-            add_config_dir(Path(claim.config_dir))
-        loader = GlobalHydra.instance().config_loader()
+    with composing(claim.config_dir) as loader:
         _, defaults = Composer(loader, ()).compose()
-        command = read_command(
-            hydra.compose("config", overrides=words, return_hydra_config=True), words, defaults["arch"]
-        )
+        cfg = compose("config", overrides=words, return_hydra_config=True)
+        command = read_command(cfg, words, defaults["arch"])
         plan = plan_study(command, Composer(loader, command.shared))
     arms = [arm.name for arm in plan.study.arms]
     if missing := [name for said in claim.statements for name in (said.arm, said.against) if name not in arms]:

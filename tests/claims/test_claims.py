@@ -15,6 +15,8 @@ from llama_lab.claims.archive import changed_arms, config_of, curve, pack, rows_
 from llama_lab.claims.book import Judged, write_pages
 from llama_lab.claims.claim import Claim, Statement, all_claims
 from llama_lab.claims.planning import changed_loss, plan_of
+from llama_lab.runs.evaluation import Evaluation, LengthLoss
+from llama_lab.runs.record import read_record
 from llama_lab.runs.study import Study
 from llama_lab.util.errors import ConfigError
 from tests.golden.files import RUNS
@@ -82,6 +84,16 @@ def test_an_archive_has_what_judging_needs(study: Path, tmp_path: Path) -> None:
     assert archive.stat().st_size < 20_000
 
 
+def test_an_archive_has_the_losses_of_longer_windows(study: Path, tmp_path: Path) -> None:
+    run = study / next(member.folder for arm in Study.load(study).arms for member in arm.members)
+    step = int(read_record(run).summary["step"])
+    Evaluation(step=step, lengths=[LengthLoss(32, 5.0), LengthLoss(64, 5.5, [1.0], [5.5], [64])]).save(run)
+    pack(study, tmp_path / "cpu.csv")
+    unpack(tmp_path / "cpu.csv", tmp_path / "again")
+    again = read_record(tmp_path / "again" / run.relative_to(study))
+    assert [(one.length, one.loss) for one in again.evaluation.lengths] == [(32, 5.0), (64, 5.5)]
+
+
 def test_an_archive_keeps_the_runs_of_another_machine(study: Path, tmp_path: Path) -> None:
     archive = tmp_path / "cpu.csv"
     pack(study, archive)
@@ -110,8 +122,11 @@ def test_settings_that_have_changed_make_an_arm_stale(study: Path, tmp_path: Pat
 
 def test_every_page_is_made_from_what_is_committed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(TOP)
-    write_pages({name: (one, command.judged(one)) for name, one in all_claims(Path("claims")).items()}, tmp_path)
-    pages = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    front = Path(shutil.copy("README.md", tmp_path))
+    book = {name: (one, command.judged(one)) for name, one in all_claims(Path("claims")).items()}
+    write_pages(book, tmp_path / "claims", front)
+    assert front.read_text() == Path("README.md").read_text()
+    pages = {file.name: file.read_text() for file in (tmp_path / "claims").iterdir()}
     assert pages == {file.name: file.read_text() for file in (TOP / "docs" / "claims").iterdir()}
 
 

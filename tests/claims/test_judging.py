@@ -1,6 +1,8 @@
 """Verdicts against simulated results of every kind."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,10 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from llama_lab.analysis.result import Comparison
+from llama_lab.analysis.result import ArmResult, Comparison, Result
 from llama_lab.analysis.statistics import paired_difference
 from llama_lab.claims.claim import Figure, Statement
-from llama_lab.claims.judging import is_within, judge, recompute
+from llama_lab.claims.judging import Verdict, comparison, is_within, judge, recompute, verdict
+from llama_lab.runs.evaluation import Evaluation, LengthLoss
+from llama_lab.runs.record import Record
+from llama_lab.runs.study import Arm, ArmSpeed, Study, StudySpeed
 
 SEEDS = tuple(range(1, 9))
 
@@ -58,6 +63,53 @@ def test_what_was_not_run_has_no_verdict() -> None:
     assert judge(statement("lower"), None).word == "not run"
     one_seed = Comparison("new", "old", (1,), paired_difference([4.0], [4.1]), None)
     assert judge(statement("lower"), one_seed).word == "not run"
+
+
+def test_nothing_is_decided_on_a_size_that_could_not_be_seen() -> None:
+    seen, unseen = (judge(statement("lower", -0.1), simulated(-0.11, 0.03), could) for could in (0.09, 0.11))
+    assert seen.word == "holds"
+    assert unseen.word == "not decided"
+    assert "-0.1 is claimed (could detect 0.11)" in unseen.why
+
+
+def test_an_arm_that_diverged_leaves_it_undecided() -> None:
+    found = replace(simulated(-0.1, 0.01), untested="new diverged in 1 of 8 seeds")
+    assert judge(statement("lower"), found) == Verdict("not decided", "new diverged in 1 of 8 seeds")
+
+
+def result(**values: dict[str, list[float]]) -> Result:
+    """A study of two arms with losses of the longest windows by seed, and speeds by round."""
+    lengths = values.get("longest", {"new": [], "old": []})
+    arms = []
+    for name, losses in lengths.items():
+        runs = tuple(
+            Record(
+                Path(), name, seed, "done", evaluation=Evaluation(lengths=[LengthLoss(8, 1.0), LengthLoss(16, loss)])
+            )
+            for seed, loss in enumerate(losses)
+        )
+        arms.append(ArmResult(Arm(name, {}), (), runs, None, None))
+    of_arm = {name: ArmSpeed(values.get("train", {}).get(name, []), []) for name in lengths}
+    speed = StudySpeed("cpu", 1, "32-true", 1, "2", of_arm)
+    return Result(Study("s", "options", "old", tuple(arm.arm for arm in arms)), arms=tuple(arms), speed=speed)
+
+
+def test_speeds_are_judged_by_the_logarithm_of_their_ratio_over_rounds() -> None:
+    said = replace(statement("lower", math.log(0.8)), quantity="train")
+    study = result(train={"new": [79.0, 80.0, 82.0], "old": [100.0, 101.0, 99.0]})
+    found = comparison(said, study)
+    assert found is not None
+    assert found.change.mean == pytest.approx(math.log(79 / 100 * 80 / 101 * 82 / 99) / 3)
+    assert verdict(said, study).word == "holds"
+    assert "log" in verdict(said, study).why
+    assert verdict(replace(said, quantity="decode"), study).word == "not run"
+
+
+def test_losses_of_longer_windows_are_paired_by_seed() -> None:
+    said = replace(statement("higher"), quantity="longest")
+    study = result(longest={"new": [5.0, 5.2, 5.1], "old": [4.0, 4.1, 4.05]})
+    assert verdict(said, study).word == "holds"
+    assert verdict(replace(said, arm="another"), study).word == "not run"
 
 
 @given(st.floats(-0.03, 0.03), st.floats(0.001, 0.05))

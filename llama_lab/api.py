@@ -42,30 +42,38 @@ def load_config(overrides: Sequence[str] = (), config_dir: str | Path | None = N
     config_dir: a folder with options of your own, as for `--config-dir`. Raises ConfigError where the command does.
     """
     typed = to_hydra(list(overrides))
-    try:
-        with composing(config_dir):
-            cfg = compose("config", overrides=typed, return_hydra_config=True)
-            choices = dict(cfg.hydra.runtime.choices)
-            cfg = without(cfg, "hydra")
-            check_run(cfg, choices)
-    except USER_ERRORS as error:
-        raise ConfigError(one_line(error, typed=typed)) from None
+    with composing(typed, config_dir):
+        cfg = compose("config", overrides=typed, return_hydra_config=True)
+        choices = dict(cfg.hydra.runtime.choices)
+        cfg = without(cfg, "hydra")
+        check_run(cfg, choices)
     return cfg
 
 
 @contextmanager
-def composing(config_dir: str | Path | None) -> Iterator[ConfigLoader]:
-    """Context manager: lets Hydra compose, with a folder of the user's options. Raises ConfigError if there is none."""
+def composing(typed: list[str], config_dir: str | Path | None) -> Iterator[ConfigLoader]:
+    """Context manager: lets Hydra compose, with a folder of the user's options if there is one.
+
+    typed: the overrides that errors of users are about. Raises ConfigError for these, each in one line.
+    """
     register_resolvers()
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        if config_dir is not None:
-            folder, path = Path(config_dir), create_config_search_path(str(CONF_DIR))
-            if not folder.is_dir():
-                raise ConfigError(f"config_dir={folder}: is no folder; name the one that holds your norm/, arch/, ...")
-            path.prepend("command-line", f"file://{folder.absolute()}", anchor="schema")  # which must stay the last
-            GlobalHydra.instance().clear()
-            Hydra.create_main_hydra2("llama_lab", path)
-        yield GlobalHydra.instance().config_loader()
+    try:
+        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
+            if config_dir is not None:
+                add_config_dir(Path(config_dir))
+            yield GlobalHydra.instance().config_loader()
+    except USER_ERRORS as error:
+        raise ConfigError(one_line(error, typed=typed)) from None
+
+
+def add_config_dir(config_dir: Path) -> None:
+    """Let Hydra find options in a folder of the user's, as `--config-dir` does. Raises ConfigError if there is none."""
+    if not config_dir.is_dir():
+        raise ConfigError(f"config_dir={config_dir}: is no folder; name the one that holds your norm/, arch/, ...")
+    path = create_config_search_path(str(CONF_DIR))
+    path.prepend("command-line", f"file://{config_dir.absolute()}", anchor="schema")  # which must stay the last
+    GlobalHydra.instance().clear()
+    Hydra.create_main_hydra2("llama_lab", path)
 
 
 def build_model(cfg: DictConfig, vocab_size: int | None = None, eot_id: int | None = None) -> Decoder:

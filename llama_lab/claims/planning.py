@@ -33,7 +33,7 @@ ROUNDING = 1e-3  # of a loss in them between machines, relative
 def plan_of(claim: Claim) -> Plan:
     """The plan of a claim's study. Raises ConfigError where the study would, and for a statement on an arm it lacks."""
     words = to_hydra(claim.study)
-    with composing(claim.config_dir) as loader:
+    with composing(words, claim.config_dir) as loader:
         _, defaults = Composer(loader, ()).compose()
         cfg = compose("config", overrides=words, return_hydra_config=True)
         command = read_command(cfg, words, defaults["arch"])

@@ -135,6 +135,11 @@ def test_a_statement_on_an_arm_that_the_study_lacks_is_refused() -> None:
         plan_of(replace(TINY, statements=[Statement("a", "b", "rms", "layernorm", "lower", 0.1)]))
 
 
+def test_a_study_that_cannot_be_composed_is_refused_in_a_line() -> None:
+    with pytest.raises(ConfigError, match=r"^norm=nome: .*$"):
+        plan_of(replace(TINY, study=["study=options", "norm=nome"]))
+
+
 def test_a_device_too_small_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("llama_lab.study.design.memory_fit.device_memory", lambda _: 100_000)

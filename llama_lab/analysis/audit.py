@@ -36,22 +36,22 @@ MOST_ASIDE = 3.0  # largest over smallest ratio of tokens to positions
 
 def rebuilt(record: Record, trust: Trust) -> Anatomy | str:
     """The parts of the model that a run's config describes, with its cost, or why it cannot be built and counted."""
-    model = record.settings.get("model")
-    if not isinstance(model, dict):
+    parts = {key: record.settings.get(key) for key in ("model", "objective")}
+    if not isinstance(model := parts["model"], dict):
         return f"{RESOLVED} has no model"
     if not record.environment.vocab_size:
         return "environment.json has no vocab_size"
     try:
-        trust.check(model, RESOLVED, lambda package: f"--trust {package} to llama-lab-compare")
+        trust.check(parts, RESOLVED, lambda package: f"--trust {package} to llama-lab-compare")
     except ConfigError as error:
         return str(error)
     # A model on the meta device has no initial values, and one cache entry serves all seeds
-    return _rebuilt(json.dumps(model | {"seed": 0}), record.environment.vocab_size)
+    return _rebuilt(json.dumps(parts | {"model": model | {"seed": 0}}), record.environment.vocab_size)
 
 
 @lru_cache(maxsize=256)
-def _rebuilt(model: str, vocab_size: int) -> Anatomy | str:
-    cfg = OmegaConf.create({"model": with_text(json.loads(model), escape)})
+def _rebuilt(parts: str, vocab_size: int) -> Anatomy | str:
+    cfg = OmegaConf.create(with_text(json.loads(parts), escape))
     try:
         with torch.device("meta"):
             decoder = build_model(cfg, vocab_size)

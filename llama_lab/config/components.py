@@ -182,7 +182,11 @@ def build_model(cfg: DictConfig, vocab_size: int, eot_id: int | None = None) -> 
     if masked and eot_id is None:
         raise ConfigError("data.document_mask=true: documents start with the end-of-text token; give its eot_id")
     start = {"document_start_id": eot_id} if masked else {}
-    return build(cfg.model, "model", vocab_size=wanted or vocab_size, **start)
+    model = build(cfg.model, "model", vocab_size=wanted or vocab_size, **start)
+    objective = build(cfg.objective, "objective", tokenizer=None) if cfg.get("objective") else None
+    if objective and (lengths := objective.lengths(cfg.model.max_seq_len)):
+        model.divide(*lengths)
+    return model
 
 
 def model_cost(model: "Decoder") -> "Cost":

@@ -38,6 +38,10 @@ class Objective:
         """Of `rows` of the batch at `step`, which are `whole`; drawn for all of its rows, so that devices agree."""
         return whole
 
+    def lengths(self, seq_len: int) -> tuple[int, int] | None:
+        """Tokens of source and target that a window of `seq_len` tokens becomes; None: the model divides it."""
+        return None
+
     def val_examples(self, whole: Examples, at: Sequence[int]) -> tuple[Ids, ...]:
         """Of the validation windows with the numbers `at`, the same ones whenever a run validates."""
         return whole
@@ -127,6 +131,11 @@ class Span(Objective):
                 f"objective.mean_span={self.mean_span}: a window of model.max_seq_len={seq_len} has {problem}; "
                 f"raise it, or change the other"
             )
+
+    def lengths(self, seq_len: int) -> tuple[int, int]:
+        """Tokens of source and target, sentinels and ends included."""
+        noise, spans = self.counts(seq_len)
+        return seq_len - noise + spans + 1, noise + spans + 1
 
     def counts(self, length: int) -> tuple[int, int]:
         """Tokens in spans, and spans, of a window of `length` tokens."""

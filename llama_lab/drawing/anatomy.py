@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from llama_lab.config.components import model_cost
 from llama_lab.model import Cost, Decoder
-from llama_lab.model.cost import ask, cost_units, count, flops_per_token, reports_cost
+from llama_lab.model.cost import ask, cost_units, count, reports_cost, window_flops
+from llama_lab.model.encoder_decoder import CrossAttention
 from llama_lab.model.encoding import Position
 from llama_lab.model.init import StackedLinear
 from llama_lab.model.mixer import Mixer
@@ -179,8 +180,9 @@ class Reader:
         inner = "" if without is None else next(f"{name}.{key}" for key, m in module.named_modules() if m is without)
         units = [(key, unit) for key, unit in self.units if belongs(key, name) and not (inner and belongs(key, inner))]
         idle = sum(count(unit) - ask(key, unit, "active_params") for key, unit in units if reports_cost(unit))
-        length, state = self.model.max_seq_len // len(self.model.towers), None if isinstance(module, Mixer) else 0
+        context, state = self.model.max_seq_len, None if isinstance(module, Mixer) else 0
         if isinstance(module, Mixer) and module.has_state and self.model.decodes:
+            _, length = self.model.readers(context)[0 if isinstance(module, CrossAttention) else -1]
             state = ask(type(module).__name__, module, "state_bytes", length, torch.bfloat16)
         return Part(
             kind=kind,
@@ -189,7 +191,7 @@ class Reader:
             shapes=shapes(module, without),
             params=params,
             active=params - idle,
-            flops=flops_per_token(units, length),
+            flops=window_flops(self.model, units, context),
             state=state,
         )
 

@@ -1,7 +1,7 @@
 """Activation memory of a training step, measured on meta tensors."""
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from llama_lab.config.components import build, build_model
 from llama_lab.model import Decoder, loss
+from llama_lab.model.cost import random_batch
 from llama_lab.model.recompute import recompute
 from llama_lab.training.model_check import allocate, optimizer_bytes
 from llama_lab.training.module import LanguageModel
@@ -117,7 +118,7 @@ class Footprint:
         cfg, model = self.cfg, self._first_layers(layers)
         # On fake CPU tensors, since meta tensors support neither autocast nor kernels.
         with FakeTensorMode(allow_non_fake_inputs=True), gpu_chunks():
-            tokens = torch.zeros(sequences, cfg.model.max_seq_len, dtype=torch.long)
+            batch = random_batch(model, sequences, cfg.model.max_seq_len)
             allocate(model)
             recompute(model, cfg.train.recompute)
             for p in model.parameters():
@@ -125,7 +126,7 @@ class Footprint:
             optimizer, schedule = build(cfg.optim, "optim"), build(cfg.schedule, "schedule")
             weights = cfg.train.z_loss, cfg.train.label_smoothing or 0.0
             module = LanguageModel(model, optimizer, schedule, self.steps, 1, None, *weights)
-            return step_bytes(module, tokens, self.mixed)
+            return step_bytes(module, batch, self.mixed)
 
     @cached_property
     def model(self) -> Decoder:
@@ -147,13 +148,11 @@ def traits(module: nn.Module) -> tuple[object, ...]:
     return type(module), plain, [p.shape for p in module.parameters(recurse=False)]
 
 
-def step_bytes(module: LanguageModel, tokens: Tensor, mixed: bool) -> int:
+def step_bytes(module: LanguageModel, batch: Sequence[Tensor], mixed: bool) -> int:
     """Peak bytes of a micro-batch's forward and backward pass, beside existing parameters and gradients."""
     memory = PeakMemory()
     with memory:
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed, cache_enabled=False):  # as Lightning has it
-            # With the source given, since fake tensors have no values to find its end by.
-            half = tokens.shape[1] // 2 if len(module.model.towers) > 1 else 0
-            _, objective = module.loss(tokens[:, half:], tokens[:, half:], *[tokens[:, :half]] * bool(half))
+            _, objective = module.loss(*batch)
         torch.autograd.backward(objective)
     return memory.peak

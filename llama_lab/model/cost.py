@@ -47,8 +47,8 @@ class Cost:
     kv_bytes: the states of one sequence of `seq_len` tokens, windowed layers holding their window.
     state_bytes_per_sequence: what of them is there before any token, of recurrences and convolutions. All three are
         None for a model that cannot decode without reading the whole text again.
-    kv_bytes_source: what cross-attention keeps of a source; None without one. In an encoder-decoder, half of the
-        `seq_len` tokens of a sequence are a source, which the encoder reads, and half are the decoder's.
+    kv_bytes_source: what cross-attention keeps of a source; None without one. In an encoder-decoder, each tower reads
+        its part of the `seq_len` tokens: half of them, or what the objective makes of a window.
     """
 
     seq_len: int
@@ -78,8 +78,7 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
     units = cost_units(model)
     check_uses(model)
     params = count(model)
-    length, share = seq_len // len(model.towers), 1 / len(model.towers)  # of a window, the tokens that each tower reads
-    flops = share * flops_per_token(units, length)
+    flops, lengths = window_flops(model, units, seq_len), [length for _, length in model.readers(seq_len)]
     reporting = {unit: name for name, unit in units if reports_cost(unit)}  # shared ones once
     encodings = [encoding for tower in model.towers for encoding in tower.encodings]
     tables = [m for end in (model.embedding, *encodings) for m in end.modules() if isinstance(m, nn.Embedding)]
@@ -93,10 +92,10 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
         params_non_embedding=without,
         params_active_non_embedding=without - idle,
         flops_per_token=flops,
-        flops_per_token_dense=share * flops_per_token(units, length, dense=True),
+        flops_per_token_dense=window_flops(model, units, seq_len, dense=True),
         train_flops_per_token=3 * flops,
-        kv_bytes=ask_mixers(model, "state_bytes", length, kv_dtype) if model.decodes else None,
-        kv_bytes_source=model.source_bytes(length, kv_dtype),
+        kv_bytes=ask_mixers(model, "state_bytes", lengths[-1], kv_dtype) if model.decodes else None,
+        kv_bytes_source=model.source_bytes(lengths[0], kv_dtype),
         kv_bytes_per_token=ask_mixers(model, "state_bytes_per_token", kv_dtype) if model.decodes else None,
         state_bytes_per_sequence=ask_mixers(model, "state_bytes", 0, kv_dtype) if model.decodes else None,
     )
@@ -153,6 +152,19 @@ def flops_per_token(units: list[tuple[str, nn.Module]], seq_len: int, dense: boo
     return total
 
 
+def window_flops(model: Decoder, units: list[tuple[str, nn.Module]], seq_len: int, dense: bool = False) -> float:
+    """Forward FLOPs of `units` of `model` per token of a window of `seq_len`, of which each tower reads its part."""
+    readers = reversed(model.readers(seq_len))  # a decoder holds its encoder
+    length_of = {module: length for tower, length in readers for module in tower.modules()}
+    return sum(length_of[u] / seq_len * flops_per_token([(name, u)], length_of[u], dense) for name, u in units)
+
+
+def random_batch(model: Decoder, rows: int, seq_len: int, device: torch.device | None = None) -> list[Tensor]:
+    """What `Decoder.cut` takes of windows of `seq_len` tokens: inputs, targets, and a source where there is one."""
+    *source, target = (length for _, length in model.readers(seq_len))
+    return [torch.randint(model.vocab_size, (rows, n), device=device) for n in (target, target, *source)]
+
+
 def reports_cost(module: nn.Module) -> bool:
     """Whether a module reports its own cost."""
     return hasattr(module, "flops_per_token")
@@ -190,8 +202,8 @@ def check_uses(model: Decoder) -> None:
         x = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         rows[unit] += math.prod(x.shape[:-1])
 
-    windows = torch.zeros(2, min(4, model.max_seq_len), dtype=torch.long, device=next(model.parameters()).device)
-    tokens, _, *given = model.cut(windows, windows)
+    device = next(model.parameters()).device
+    tokens, _, *given = model.cut(*random_batch(model, 2, min(4, model.max_seq_len), device))
     with ExitStack() as restored:
         restored.callback(model.train, model.training)
         for unit in users:

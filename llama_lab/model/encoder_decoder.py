@@ -60,6 +60,7 @@ class CrossAttention(Mixer):
     """
 
     scores = ("query", "key")  # the maps that do not scale what attention adds
+    source_share = 1.0  # tokens of a source for each of a decoder
 
     def __init__(
         self,
@@ -107,8 +108,9 @@ class CrossAttention(Mixer):
         return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Forward FLOPs per token of a decoder, with as many tokens in the source, `seq_len` each."""
-        return linear_flops(self) + 4 * self.n_heads * self.head_dim * seq_len
+        """Forward FLOPs per token of a decoder that reads `seq_len`, with `source_share` as many in the source."""
+        of_source = linear_flops(self.key) + linear_flops(self.value) + 4 * self.n_heads * self.head_dim * seq_len
+        return linear_flops(self.query) + linear_flops(self.output) + self.source_share * of_source
 
     def new_state(self, batch_size: int, length: int, device: torch.device, dtype: torch.dtype) -> SourceCache:
         """An empty cache for sources of up to `length` tokens."""
@@ -167,6 +169,7 @@ class EncoderDecoder(Decoder):
         **decoder: Any,
     ) -> None:
         self._cross_attention, self._encoder_layers, self.start_id = cross_attention, encoder_layers, start_id
+        self.division = (1, 1), 2  # tokens of source and target, of a window of so many
         super().__init__(**decoder)
         if start_id is not None and not 0 <= start_id < self.vocab_size:
             raise ValueError(f"start_id={start_id}: must be one of the model's {self.vocab_size} ids, or null")
@@ -211,7 +214,7 @@ class EncoderDecoder(Decoder):
             return self.begin(inputs), targets, *given
         length = inputs.shape[1]
         lengths = 1 + (targets != IGNORE).int().argmax(-1)
-        if inputs.is_meta or not (lengths > 1).any():  # without data, plain windows
+        if not (lengths > 1).any():
             half = length // 2
             return self.begin(inputs[:, half - 1 : -1]), targets[:, half - 1 : -1], inputs[:, :half]
         lengths = torch.where(lengths > 1, lengths, length // 2)
@@ -272,3 +275,14 @@ class EncoderDecoder(Decoder):
     def towers(self) -> list[Tower]:
         """The encoder, and the decoder."""
         return [self.encoder, self]
+
+    def divide(self, source: int, target: int) -> None:
+        """Count the costs of windows that are made into a `source` and a `target` of so many tokens, not halves."""
+        self.division = (source, target), self.max_seq_len
+        for cross in self.cross_attentions:
+            cross.source_share = source / target
+
+    def readers(self, length: int) -> list[tuple[Tower, int]]:
+        """Both towers, each with the tokens that it reads of a window of `length`."""
+        parts, whole = self.division
+        return [(tower, length * part // whole) for tower, part in zip(self.towers, parts, strict=True)]

@@ -110,8 +110,12 @@ class Tower(nn.Module):
 
     @property
     def towers(self) -> "list[Tower]":
-        """Those of the model, which read equal parts of a window, from the first; this one alone."""
+        """Those of the model, from the first; this one alone."""
         return [self]
+
+    def readers(self, length: int) -> "list[tuple[Tower, int]]":
+        """The towers of the model, each with the tokens that it reads of a window of `length`."""
+        return [(self, length)]
 
     @property
     def all_blocks(self) -> list[Block]:

@@ -49,14 +49,14 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
 
 
 def state_rows(metrics: Mapping[str, float], seq_len: float) -> list[tuple[str, str]]:
-    """Rows on the decoding state; empty for a model without one. Of two towers, each reads half of a window."""
+    """Rows on the decoding state; empty for a model without one."""
     if "kv_cache/bytes" not in metrics:
         return []
     state, source = metrics.get(STATE, 0), metrics.get(SOURCE, 0)
-    whole, length = "KV cache and state" if state else "KV cache", seq_len // 2 if source else seq_len
+    whole, of = "KV cache and state" if state else "KV cache", "of a target" if source else f"at {seq_len:,} tokens"
     return [
         ("KV cache per token, 16-bit", in_bytes(metrics["kv_cache/bytes_per_token"])),
         *([("state per sequence", in_bytes(state))] if state else []),
-        (f"{whole} at {length:,} tokens", in_bytes(metrics["kv_cache/bytes"])),
-        *([(f"  and of a source of {length:,}", in_bytes(source))] if source else []),
+        (f"{whole} {of}", in_bytes(metrics["kv_cache/bytes"])),
+        *([("  and of its source", in_bytes(source))] if source else []),
     ]

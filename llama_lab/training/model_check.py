@@ -49,8 +49,8 @@ def check_memory(run: Run, model: Decoder) -> None:
     itemsize = 2 if hardware.precision == "bf16-true" else 4
     weights = count(model) * itemsize * (2 if cfg.train.ema is None else 3)
     rows = cfg.train.micro_batch_size or cfg.train.batch_size // hardware.world_size
-    read = rows * model.max_seq_len // len(model.towers)
-    inputs = read * model.dim * len(model.all_blocks) * (4 if hardware.precision == "32-true" else 2)
+    read = sum(length * len(tower.blocks) for tower, length in model.readers(model.max_seq_len))
+    inputs = rows * read * model.dim * (4 if hardware.precision == "32-true" else 2)
     shards = hardware.world_size if hardware.sharded else 1
     room = device_memory(hardware.torch_device)
     if weights / shards + inputs > room / 4:  # states of more than three times this are unknown

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 
 from llama_lab.api import load_config
 from llama_lab.config.components import build_model
@@ -19,7 +22,10 @@ from llama_lab.data.probes import ProbeDataset, Reverse
 from llama_lab.data.tokenizer import ByteTokenizer, TextTokenizer
 from llama_lab.data.windows import ValWindows
 from llama_lab.evaluation.evaluate import evaluate
+from llama_lab.model import measure_cost
+from llama_lab.model.cost import random_batch
 from llama_lab.model.loss import IGNORE
+from llama_lab.model.recompute import recomputed_flops
 from llama_lab.runs.stored import Summary
 from llama_lab.util.errors import ConfigError
 from tests.composing import eval_settings
@@ -182,6 +188,27 @@ def test_the_tokenizer_of_a_run_gains_the_sentinels(tiny: list[str], tmp_path: P
     found = evaluate(path, eval_settings("eval.parts=[loss]"))
     assert found.metrics["val/loss"] == pytest.approx(metrics["val/loss"], rel=1e-5)
     assert "val/bits_per_byte" not in found.metrics
+
+
+@torch.no_grad()
+def test_costs_are_of_what_either_tower_reads_of_a_window_of_spans(tiny: list[str]) -> None:
+    """As PyTorch counts them on a batch that the objective makes; most of a window is source."""
+    cfg = planned(*tiny, *SPAN, "model.encoder_layers=3").cfg
+    dataset, length = open_dataset(cfg), cfg.model.max_seq_len
+    model, data = build_model(cfg, dataset.index.vocab_size), open_data_module(cfg, dataset)
+    whole = dataset.train_windows(length, 1).examples(0, 4)
+    batch = [torch.from_numpy(ids) for ids in data.objective.examples(whole, 1, 0, 4, range(4))]
+    inputs, _, source = batch
+    assert (source.shape, inputs.shape) == ((4, 30), (4, 8))
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:  # it counts no fused kernel of a CPU
+        model(inputs, None, source)
+    cost = measure_cost(model)
+    assert counted.get_total_flops() == pytest.approx(cost.flops_per_token_dense * 4 * length)
+    state = model.new_state(1, 30, torch.bfloat16)
+    assert cost.kv_bytes_source == sum(layer.source.nbytes for layer in state.layers)
+    assert cost.kv_bytes == 8 * cost.kv_bytes_per_token
+    assert [ids.shape for ids in random_batch(model, 4, length)] == [ids.shape for ids in batch]
+    assert recomputed_flops(model, "block") < cost.flops_per_token
 
 
 @pytest.mark.parametrize(

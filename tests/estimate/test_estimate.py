@@ -73,7 +73,7 @@ def faked_peak(mixed: bool, *overrides: str, parts: str = "none") -> int:
     model = decoder(*WIDE, *overrides, device="meta")
     with FakeTensorMode(allow_non_fake_inputs=True):
         allocate(model)
-        return step_bytes(module(model, parts), torch.zeros(BATCH, dtype=torch.long), mixed)
+        return step_bytes(module(model, parts), [torch.zeros(BATCH, dtype=torch.long)] * 2, mixed)
 
 
 def allocated_peak(module: LanguageModel, tokens: torch.Tensor, mixed: bool) -> int:

@@ -24,6 +24,6 @@ def test_attention_has_no_row_of_a_state_and_a_model_that_cannot_decode_none() -
     assert state_rows({"params": 7}, 32) == []
 
 
-def test_the_rows_of_an_encoder_decoder_are_of_half_a_window_in_either_tower() -> None:
+def test_the_rows_of_an_encoder_decoder_are_of_what_either_tower_reads_of_a_window() -> None:
     rows = state_rows(cost_metrics(measure_cost(decoder("arch=transformer2017"), 32)), 32)
-    assert rows[1:] == [("KV cache at 16 tokens", "4 KiB"), ("  and of a source of 16", "4.016 KiB")]
+    assert rows[1:] == [("KV cache of a target", "4 KiB"), ("  and of its source", "4.016 KiB")]

@@ -17,6 +17,7 @@ from llama_lab.config.components import build_model
 from llama_lab.data.open import read_by
 from llama_lab.devices.performance import synchronize
 from llama_lab.estimate.estimate import check_mfu, find_device
+from llama_lab.model.cost import random_batch
 from llama_lab.model.recompute import recomputed_flops
 from llama_lab.runs.study import MATCHED, MOST_RESIDUAL
 from llama_lab.training.assemble import build_module
@@ -180,13 +181,12 @@ def flops_per_second(plan: Plan) -> float | None:
     if run.hardware.precision == "bf16-true":
         model.bfloat16()
     optimizer = build_module(run, model, plan.dataset.bytes_per_token).configure_optimizers()["optimizer"]
-    tokens = torch.randint(model.vocab_size, (batch, model.max_seq_len + 1), device=device)
+    inputs, targets, *given = model.cut(*random_batch(model, batch, model.max_seq_len, device))
     times = []
     with torch.autocast(device.type, torch.bfloat16, enabled=run.hardware.precision == "bf16-mixed"):
         for _ in range(TIMED_STEPS + 1):  # the first is a warm-up
             synchronize(device)
             start = time.perf_counter()
-            inputs, targets, *given = model.cut(tokens[:, :-1], tokens[:, 1:])
             loss = F.cross_entropy(model(inputs, None, *given).float().flatten(0, 1), targets.flatten())
             torch.autograd.backward(loss)
             optimizer.step()

@@ -18,6 +18,7 @@ from llama_lab.claims.planning import changed_loss, plan_of
 from llama_lab.runs.evaluation import Evaluation, LengthLoss
 from llama_lab.runs.record import read_record
 from llama_lab.runs.study import Study
+from llama_lab.study.design.dry_run import training_flops
 from llama_lab.util.errors import ConfigError
 from tests.golden.files import RUNS
 
@@ -128,6 +129,19 @@ def test_every_page_is_made_from_what_is_committed(monkeypatch: pytest.MonkeyPat
     assert front.read_text() == Path("README.md").read_text()
     pages = {file.name: file.read_text() for file in (tmp_path / "claims").iterdir()}
     assert pages == {file.name: file.read_text() for file in (TOP / "docs" / "claims").iterdir()}
+
+
+STUDIES = [name for name, claim in all_claims(TOP / "claims").items() if claim.study]
+TWO_HOURS = 2 * 3600 * 5e10  # FLOPs of two cores
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_claim_has_its_arms_and_takes_at_most_two_hours(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(TOP)
+    plan = plan_of(Claim.load(Path("claims", f"{name}.yaml")))
+    flops = sum((len(arm.runs) + arm.expected_tuning) * training_flops(plan, arm) for arm in plan.arms)
+    assert (flops < TWO_HOURS) == (name != "ladder")
 
 
 def test_a_statement_on_an_arm_that_the_study_lacks_is_refused() -> None:

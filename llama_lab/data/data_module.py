@@ -97,10 +97,8 @@ class TokenDataModule(L.LightningDataModule):
 
 def open_data_module(cfg: DictConfig, dataset: Dataset) -> TokenDataModule:
     """The batches of the run that `cfg` describes. Raises ConfigError as the class and the objective do."""
-    train = cfg.train
-    objective = open_objective(cfg, dataset)
-    sizes = (cfg.model.max_seq_len, train.batch_size, train.micro_batch_size)
-    return TokenDataModule(dataset, *sizes, cfg.data.seed, objective)
+    sizes = (cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size)
+    return TokenDataModule(dataset, *sizes, cfg.data.seed, open_objective(cfg, dataset))
 
 
 def open_objective(cfg: DictConfig, dataset: Dataset) -> Objective:

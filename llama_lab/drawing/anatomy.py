@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from llama_lab.config.components import model_cost
 from llama_lab.model import Cost, Decoder
-from llama_lab.model.cost import ask, cost_units, count, reports_cost, window_flops
+from llama_lab.model.cost import ask, cost_units, count, flops_per_token, reports_cost
 from llama_lab.model.encoder_decoder import CrossAttention
 from llama_lab.model.encoding import Position
 from llama_lab.model.init import StackedLinear
@@ -191,7 +191,7 @@ class Reader:
             shapes=shapes(module, without),
             params=params,
             active=params - idle,
-            flops=window_flops(self.model, units, context),
+            flops=flops_per_token(self.model, units, context),
             state=state,
         )
 

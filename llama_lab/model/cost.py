@@ -78,7 +78,7 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
     units = cost_units(model)
     check_uses(model)
     params = count(model)
-    flops, lengths = window_flops(model, units, seq_len), [length for _, length in model.readers(seq_len)]
+    flops, lengths = flops_per_token(model, units, seq_len), [length for _, length in model.readers(seq_len)]
     reporting = {unit: name for name, unit in units if reports_cost(unit)}  # shared ones once
     encodings = [encoding for tower in model.towers for encoding in tower.encodings]
     tables = [m for end in (model.embedding, *encodings) for m in end.modules() if isinstance(m, nn.Embedding)]
@@ -92,7 +92,7 @@ def measure_cost(model: Decoder, seq_len: int | None = None, kv_dtype: torch.dty
         params_non_embedding=without,
         params_active_non_embedding=without - idle,
         flops_per_token=flops,
-        flops_per_token_dense=window_flops(model, units, seq_len, dense=True),
+        flops_per_token_dense=flops_per_token(model, units, seq_len, dense=True),
         train_flops_per_token=3 * flops,
         kv_bytes=ask_mixers(model, "state_bytes", lengths[-1], kv_dtype) if model.decodes else None,
         kv_bytes_source=model.source_bytes(lengths[0], kv_dtype),
@@ -140,23 +140,22 @@ def cost_units(module: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]
     return [(name, module)] if reports_cost(module) else units
 
 
-def flops_per_token(units: list[tuple[str, nn.Module]], seq_len: int, dense: bool = False) -> float:
-    """Forward FLOPs per token: what modules report, plus two per weight of every other nn.Linear."""
+def flops_per_token(model: Decoder, units: list[tuple[str, nn.Module]], seq_len: int, dense: bool = False) -> float:
+    """Forward FLOPs of `units` of `model` per token of a window of `seq_len`, of which each tower reads its part.
+
+    They are what modules report, plus two per weight of every other nn.Linear.
+    """
+    readers = reversed(model.readers(seq_len))  # a decoder holds its encoder
+    length_of = {module: length for tower, length in readers for module in tower.modules()}
     total: float = 0
     for name, unit in units:
         if isinstance(unit, nn.Linear) and not reports_cost(unit):
-            total += 2 * unit.weight.numel()
+            flops = 2 * unit.weight.numel()
         else:
             has_dense = dense and hasattr(unit, "flops_per_token_dense")
-            total += ask(name, unit, "flops_per_token_dense" if has_dense else "flops_per_token", seq_len)
+            flops = ask(name, unit, "flops_per_token_dense" if has_dense else "flops_per_token", length_of[unit])
+        total += length_of[unit] / seq_len * flops
     return total
-
-
-def window_flops(model: Decoder, units: list[tuple[str, nn.Module]], seq_len: int, dense: bool = False) -> float:
-    """Forward FLOPs of `units` of `model` per token of a window of `seq_len`, of which each tower reads its part."""
-    readers = reversed(model.readers(seq_len))  # a decoder holds its encoder
-    length_of = {module: length for tower, length in readers for module in tower.modules()}
-    return sum(length_of[u] / seq_len * flops_per_token([(name, u)], length_of[u], dense) for name, u in units)
 
 
 def random_batch(model: Decoder, rows: int, seq_len: int, device: torch.device | None = None) -> list[Tensor]:

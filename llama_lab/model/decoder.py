@@ -71,16 +71,8 @@ class Decoder(Tower):
             raise ValueError(f"dropout={dropout}: must be at least 0 and less than 1")
         self.vocab_size, self.dim, self.max_seq_len = vocab_size, dim, max_seq_len
         self.embedding = embedding(vocab_size=vocab_size, dim=dim, norm=norm)
-        self.make_blocks(
-            sizes,
-            norm=norm,
-            position=position,
-            attention=attention,
-            ffn=ffn,
-            block=block,
-            layers=layers,
-            dropout=dropout,
-        )
+        parts: dict[str, Any] = {"position": position, "attention": attention, "ffn": ffn, "block": block}
+        self.make_blocks(sizes, norm=norm, **parts, layers=layers, dropout=dropout)
         for mixer in self.mixers:
             if document_start_id is not None and not mixer.documents:
                 raise ValueError(

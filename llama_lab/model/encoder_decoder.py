@@ -4,6 +4,7 @@ Both towers are built from the same components and share the token table.
 """
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from functools import cache, partial
 from typing import Any, NamedTuple, cast
 
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .attention_context import AttentionContext
-from .block import Block, Serial, scale
+from .block import Block, Serial
 from .decoder import Decoder
 from .init import ResidualOutput, check_positive
 from .loss import IGNORE
@@ -122,18 +123,10 @@ class CrossAttention(Mixer):
 class AttendsToSource(Serial):
     """Mixed into a block: cross-attention between its mixer and its feed-forward, with norm and scale of its own."""
 
-    def __init__(
-        self,
-        dim: int,
-        norm: Norm,
-        cross_attention: CrossAttention,
-        residual_scale: float = 1.0,
-        learned_scale: bool = False,
-        **others: Any,
-    ) -> None:
-        super().__init__(dim=dim, norm=norm, residual_scale=residual_scale, learned_scale=learned_scale, **others)
+    def __init__(self, dim: int, norm: Norm, cross_attention: CrossAttention, **others: Any) -> None:
+        super().__init__(dim=dim, norm=norm, **others)
         self.cross_attention = cross_attention
-        self.cross_attention_scale = scale(residual_scale, learned_scale)
+        self.cross_attention_scale = deepcopy(self.attention_scale)
         for end in self.norms:
             self.add_module(f"cross_attention_{end}", norm(dim))
 
@@ -271,11 +264,6 @@ class EncoderDecoder(Decoder):
         """The cross-attention of each block, from the first."""
         return [cast(AttendsToSource, block).cross_attention for block in self.blocks]
 
-    @property
-    def towers(self) -> list[Tower]:
-        """The encoder, and the decoder."""
-        return [self.encoder, self]
-
     def divide(self, source: int, target: int) -> None:
         """Count the costs of windows that are made into a `source` and a `target` of so many tokens, not halves."""
         self.division = (source, target), self.max_seq_len
@@ -283,6 +271,6 @@ class EncoderDecoder(Decoder):
             cross.source_share = source / target
 
     def readers(self, length: int) -> list[tuple[Tower, int]]:
-        """Both towers, each with the tokens that it reads of a window of `length`."""
-        parts, whole = self.division
-        return [(tower, length * part // whole) for tower, part in zip(self.towers, parts, strict=True)]
+        """The encoder and the decoder, each with the tokens that it reads of a window of `length`."""
+        (source, target), whole = self.division
+        return [(self.encoder, length * source // whole), (self, length * target // whole)]

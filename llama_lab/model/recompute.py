@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from .attention_context import AttentionContext
-from .cost import cost_units, window_flops
+from .cost import cost_units, flops_per_token
 from .decoder import Decoder
 from .state import State
 
@@ -52,4 +52,4 @@ def recomputed_flops(model: Decoder, parts: str) -> float:
     PyTorch stops after the last tensor that the backward pass needs, so it leaves out the last product of a part.
     """
     units = [unit for part in PARTS[parts](model) for unit in cost_units(part)]
-    return window_flops(model, units, model.max_seq_len)
+    return flops_per_token(model, units, model.max_seq_len)

@@ -110,11 +110,11 @@ class Tower(nn.Module):
 
     @property
     def towers(self) -> "list[Tower]":
-        """Those of the model, from the first; this one alone."""
-        return [self]
+        """Those of the model, from the first; see `readers`."""
+        return [tower for tower, _ in self.readers(0)]
 
     def readers(self, length: int) -> "list[tuple[Tower, int]]":
-        """The towers of the model, each with the tokens that it reads of a window of `length`."""
+        """The towers of the model, each with the tokens that it reads of a window of `length`; this one alone."""
         return [(self, length)]
 
     @property

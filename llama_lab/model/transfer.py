@@ -91,9 +91,8 @@ def pool_heads(source: Decoder, target: Decoder, kv_heads: str) -> dict[str, Ten
         for name, tensor in theirs.state_dict().items():
             per_head = len(tensor) == theirs.n_kv_heads * theirs.head_dim
             if per_head and re.match(r"(convs\.)?(key|value)\.|key_norm\.", name):
-                groups = tensor.float().view(
-                    ours.n_kv_heads, -1, theirs.head_dim, *tensor.shape[1:]
-                )  # (Hkv, H / Hkv, Dh, D)
+                shape = (ours.n_kv_heads, -1, theirs.head_dim, *tensor.shape[1:])  # (Hkv, H / Hkv, Dh, D)
+                groups = tensor.float().view(shape)
                 heads = groups.mean(1) if kv_heads == "mean" else groups[:, 0]
                 pooled[f"blocks.{layer}.attention.{name}"] = heads.flatten(0, 1)
     return pooled

@@ -22,7 +22,8 @@ from tests.preloaded import PreloadedPython
 from tests.processes import wait_until
 from tests.training.tiny import identical, repeatable, trained_state
 
-KILLS = 24
+SPANS = ("family=encoder_decoder", "objective=span")
+KILLS = {(): 24, SPANS: 8}
 RUN = ("train.evaluations=6", "train.checkpoint_every=4", "train.log_every=3", "logger=tensorboard", "data.cache_dir=c")
 FOLDER = Path("runs", "llama")
 
@@ -119,8 +120,11 @@ def result(cwd: Path) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_kills_at_random_moments_change_nothing(tiny: list[str], preloaded: PreloadedPython, tmp_path: Path) -> None:
-    command = [str(TRAIN), *last_of_each([*tiny, *RUN])]
+@pytest.mark.parametrize("family", KILLS)
+def test_kills_at_random_moments_change_nothing(
+    family: tuple[str, ...], tiny: list[str], preloaded: PreloadedPython, tmp_path: Path
+) -> None:
+    command = [str(TRAIN), *last_of_each([*tiny, *RUN, *family])]
     whole = tmp_path / "whole"
     whole.mkdir()
     began = time.monotonic()
@@ -148,7 +152,7 @@ def test_kills_at_random_moments_change_nothing(tiny: list[str], preloaded: Prel
     phases: Counter[str] = Counter()
     numbers = itertools.count()
     with ThreadPoolExecutor(2) as pool:
-        while phases.total() < KILLS:
+        while phases.total() < KILLS[family]:
             for found in pool.map(killed_again_and_again, (next(numbers), next(numbers))):
                 phases.update(found)
     assert phases.keys() >= {"start", "build", "training", "checkpoint", "end"}, phases

@@ -152,7 +152,7 @@ class Span(Objective):
         length = whole.targets.shape[1]
         spans = np.concatenate([self.draw(np.random.default_rng(number), 1, length) for number in at])
         inputs, targets, source = self.divide(np.maximum(whole.targets, 0), spans)
-        is_whole = (whole.targets != IGNORE).all(1, keepdims=True)
+        is_whole = (whole.targets >= 0).all(1, keepdims=True)
         return inputs, np.where(is_whole, targets, IGNORE), source
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Mask:
@@ -220,7 +220,7 @@ class Masked(Objective):
         By these are tokens ranked, the fate of masked ones chosen, and other tokens drawn.
         """
         order, fate, other = draws
-        predicted = whole.targets != IGNORE
+        predicted = whole.targets >= 0
         lengths = np.where(predicted, np.arange(1, predicted.shape[1] + 1), 1).max(1)
         tokens = np.concatenate((whole.inputs[:, 1:], np.maximum(whole.targets[:, -1:], 0)), 1)
         count = np.maximum(np.rint(self.share * predicted.sum(1, keepdims=True)), 1)

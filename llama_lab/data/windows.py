@@ -5,7 +5,7 @@ from typing import Protocol
 
 import numpy as np
 
-from llama_lab.model.loss import IGNORE
+from llama_lab.model.loss import ELSEWHERE, IGNORE
 
 from .dataset import Examples, Ids, Tokens, Training, Validation
 from .folders import TokenStream
@@ -68,7 +68,7 @@ class ValWindows(Validation):
     """Non-overlapping windows that predict every token of `tokens` except the first exactly once.
 
     The last window is padded with inputs 0 and targets `IGNORE`. predicted: only these of the predicted tokens, from 0,
-    in the windows that hold any of them; the targets of others are `IGNORE`.
+    in the windows that hold any of them; the targets before these are `ELSEWHERE`, and those after them `IGNORE`.
     """
 
     def __init__(self, tokens: Tokens, seq_len: int, predicted: range | None = None):
@@ -88,6 +88,6 @@ class ValWindows(Validation):
         inputs, targets = self.nothing()
         inputs[: len(window) - 1] = window[:-1]
         targets[: len(window) - 1] = window[1:]
-        targets[: max(0, self._predicted.start - start)] = IGNORE
+        targets[: max(0, self._predicted.start - start)] = ELSEWHERE
         targets[max(0, self._predicted.stop - start) :] = IGNORE
         return inputs, targets

@@ -135,10 +135,8 @@ class Decoder(Tower):
 
     def cut(self, inputs: Tensor, targets: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         """The arguments of `loss` for windows: `targets (B, T)` are IGNORE in the mixers' prefix, which is seen."""
-        if self.prefix:
-            seen = torch.arange(targets.shape[1], device=targets.device) < self.prefix - 1
-            targets = targets.masked_fill(seen, IGNORE)
-        return inputs, targets, *given
+        seen = torch.arange(targets.shape[1], device=targets.device) < self.prefix - 1
+        return inputs, targets.clamp(min=IGNORE).masked_fill(seen, IGNORE), *given
 
     def read_prompt(self, prompt: Tensor, state: DecoderState) -> Tensor:
         """The hidden states `(1, T, D)` of a `prompt (1, T)`, which begins the empty `state`."""

@@ -205,8 +205,8 @@ class EncoderDecoder(Decoder):
         """
         if given:
             return self.begin(inputs), targets, *given
-        length = inputs.shape[1]
-        lengths = 1 + (targets != IGNORE).int().argmax(-1)
+        length, lengths = inputs.shape[1], 1 + (targets != IGNORE).int().argmax(-1)
+        targets = targets.clamp(min=IGNORE)
         if not (lengths > 1).any():
             half = length // 2
             return self.begin(inputs[:, half - 1 : -1]), targets[:, half - 1 : -1], inputs[:, :half]

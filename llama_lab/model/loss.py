@@ -18,6 +18,9 @@ from .embedding import Embedding, is_plain
 IGNORE = -100
 """The target of a position that is not predicted; `torch.nn.functional.cross_entropy` ignores it."""
 
+ELSEWHERE = IGNORE - 1
+"""The same before `Decoder.cut`, of a position that belongs to another text, and so to no source of this one."""
+
 CHUNK = {"cpu": 2**20, "cuda": 2**27}
 """Logits in a chunk. A CPU's stay in its cache; a GPU's are as large as its matrix products need."""
 

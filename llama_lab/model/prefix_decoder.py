@@ -41,7 +41,7 @@ class PrefixDecoder(Decoder):
         prefix = 1 + (targets != IGNORE).int().argmax(-1)
         prefix = torch.where(prefix < LEAST_PREFIX, max(LEAST_PREFIX, targets.shape[1] // 2), prefix)
         seen = torch.arange(targets.shape[1], device=targets.device) < prefix[:, None] - 1
-        return inputs, targets.masked_fill(seen, IGNORE), prefix
+        return inputs, targets.clamp(min=IGNORE).masked_fill(seen, IGNORE), prefix
 
     def read_prompt(self, prompt: Tensor, state: DecoderState) -> Tensor:
         """The hidden states `(1, T, D)` of a `prompt (1, T)`, a prefix, which begins the empty `state`."""

@@ -152,6 +152,19 @@ def test_an_encoder_decoder_halves_windows_of_text_and_those_without_a_target() 
     assert inputs[:, :2].tolist() == [[2, 3], [5, 6]]
 
 
+@pytest.mark.parametrize("family", ["family=encoder_decoder", "objective=prefix", "family=decoder"])
+def test_a_window_that_begins_with_another_part_of_a_mixture_has_no_source_for_it(family: str) -> None:
+    """Its targets are those of the whole window that belong to the part."""
+    model, tokens = lively(family), np.arange(30, dtype=np.uint16)
+    of_part, whole = (
+        model.cut(*(torch.from_numpy(side)[None] for side in ValWindows(tokens, 8, predicted)[0]))
+        for predicted in (range(6, 29), None)
+    )
+    assert all(ours.equal(theirs) for ours, theirs in zip(of_part[2:], whole[2:], strict=True))
+    assert of_part[0].equal(whole[0])
+    assert of_part[1].equal(whole[1].masked_fill(whole[1] < 7, IGNORE))
+
+
 REFUSED = {
     "data.files=[{a}]": "data.files=['{a}']: name two files, of sources and of targets",
     "data.files={a}": "data.files={a}: name two files, of sources and of targets",

@@ -99,11 +99,12 @@ def print_all(result: Result, console: Console) -> None:
     measured = ["tokens/s"] if any(speeds) else []
     for title in ("params", "KV B/\ntoken" + "\n+ state" * result.has_states, *measured):
         table.add_column(title, justify="right", no_wrap=True)
+    room = max(10, console.width - 60 - 10 * len(measured) - 6 * result.has_states)  # by usual widths of the others
     losses = plus_minus([arm.judged(result.metric) for arm in result.arms])
     changes = plus_minus([arm.comparison.change if arm.comparison else None for arm in result.arms], "")
     for arm, loss, change, speed in zip(result.arms, losses, changes, speeds, strict=True):
         table.add_row(
-            "\n".join(break_name(arm.name, max(10, console.width - (70 if measured else 60)))),
+            "\n".join(break_name(arm.name, room)),
             loss,
             change,
             arm.verdict,

@@ -40,10 +40,7 @@ EXAMPLES = {
 
 
 def requested_run(
-    cfg: DictConfig,
-    choices: Mapping[str, str | None],
-    overrides: list[str],
-    site: "Site | None" = None,
+    cfg: DictConfig, choices: Mapping[str, str | None], overrides: list[str], site: "Site | None" = None
 ) -> "Run":
     """The run for a composed config, its choice per group and overrides. Raises ConfigError; reads only `resume`.
 

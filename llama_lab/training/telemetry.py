@@ -97,9 +97,7 @@ def parameters(model: Decoder) -> dict[Place, list[nn.Parameter]]:
 
 
 def norms(
-    groups: Mapping[Place, Sequence[nn.Parameter]],
-    value: Callable[[nn.Parameter], Tensor | None],
-    strategy: Strategy,
+    groups: Mapping[Place, Sequence[nn.Parameter]], value: Callable[[nn.Parameter], Tensor | None], strategy: Strategy
 ) -> dict[Place, Tensor]:
     """The norm, float32, of the values of each group's parameters taken together; None counts as zero.
 

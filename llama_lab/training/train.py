@@ -39,9 +39,7 @@ from .stop import EndedError, Outcome, StopRequest
 
 
 def train(
-    run: Run,
-    initialize: Callable[[Decoder, Dataset], WarmStart] | None = None,
-    callbacks: Sequence[L.Callback] = (),
+    run: Run, initialize: Callable[[Decoder, Dataset], WarmStart] | None = None, callbacks: Sequence[L.Callback] = ()
 ) -> Outcome:
     """Train and evaluate a run; leaves a finished folder, or one to resume from.
 

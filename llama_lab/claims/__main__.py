@@ -33,9 +33,7 @@ def main() -> None:
     about = "claims, default: all; and settings of train.py that change no result, such as hydra/launcher=slurm"
     parser.add_argument("words", nargs="*", metavar="NAME|OVERRIDE", help=about)
     parser.add_argument("--list", action="store_true", help="say which stand, are partial or stale, and their cost")
-    parser.add_argument(
-        "--check", action="store_true", help="the same, after training the first steps of one arm again"
-    )
+    parser.add_argument("--check", action="store_true", help="the same, with the first steps of one arm run again")
     parser.add_argument("--judge", action="store_true", help="run nothing: judge what the CSV has, and write the pages")
     given = parser.parse_args()
     overrides = [word for word in given.words if "=" in word]
@@ -105,7 +103,7 @@ def judged(claim: Claim) -> list[Judged]:
         verdicts = [(said, verdict(said, result)) for said in claim.statements]
         rows = list(rows_of(archive))
         spent, dates = sum(row.get("last:seconds", 0.0) for row in rows), sorted({row["date"] for row in rows})
-        span = dates[0] if len(dates) < 2 else f"{dates[0]} to {dates[-1]}"
+        span = " to ".join(dict.fromkeys((dates[0], dates[-1])))
         found.append(Judged(archive.stem, verdicts, result, spent / 3600, span, stale(claim, archive)))
     if claim.study and not any(one.device for one in found):
         found.append(Judged("", [(said, judge(said, None)) for said in claim.statements]))

@@ -139,7 +139,7 @@ def unpack(archive: Path, folder: Path, config_dir: str | None = None) -> None:
         write_yaml(row["overrides"], path / OVERRIDES)
         write_yaml(resolved(config_of(row["overrides"], config_dir)), path / RESOLVED)
         replace_text(path / METRICS_CSV, row[METRICS_CSV])
-        from_json(Environment, row | costs).save(path)
+        from_json(Environment, {name: value for name, value in row.items() if ":" not in name} | costs).save(path)
         if row["status"] == "done":
             known = {one.name for one in fields(Summary)}
             from_json(Summary, {name: row[name] for name in known & row.keys()} | costs | last).save(path)

@@ -82,6 +82,9 @@ def test_an_archive_has_what_judging_needs(study: Path, tmp_path: Path) -> None:
     assert [arm.loss for arm in ours.arms] == [arm.loss for arm in theirs.arms]
     assert [arm.to_baseline for arm in ours.arms] == [arm.to_baseline for arm in theirs.arms]
     assert [arm.costs for arm in ours.arms] == [arm.costs for arm in theirs.arms]
+    assert [replace(run.environment, earlier_sessions=[]) for run in theirs.records] == [
+        run.environment for run in ours.records
+    ]
     assert archive.stat().st_size < 20_000
 
 
@@ -129,6 +132,11 @@ def test_every_page_is_made_from_what_is_committed(monkeypatch: pytest.MonkeyPat
     assert front.read_text() == Path("README.md").read_text()
     pages = {file.name: file.read_text() for file in (tmp_path / "claims").iterdir()}
     assert pages == {file.name: file.read_text() for file in (TOP / "docs" / "claims").iterdir()}
+    for archive in Path("claims").glob("*/*.csv"):
+        page = pages[f"{archive.parent.name}.md"]
+        assert re.search(rf"## On a {archive.stem.upper()}\n", page)
+        assert re.search(r"^.+, \d{4}-\d\d-\d\d.*, [\d.]+ hours of training; intervals are those of .+\.$", page, re.M)
+        assert next(rows_of(archive))["cpu"] in page
 
 
 STUDIES = [name for name, claim in all_claims(TOP / "claims").items() if claim.study]
@@ -200,6 +208,21 @@ def test_a_killed_claim_goes_on_to_the_same_numbers_where_there_is_only_the_csv(
     again = [*rows_of(trained)]
     assert [row["last:val/loss"] for row in again] == [row["last:val/loss"] for row in whole]
     assert len([*Path("runs").rglob("last.ckpt")]) == 2, "the others were not trained again"
+
+
+@pytest.mark.process
+def test_what_has_ended_is_kept_at_ctrl_c(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [*rows_of(trained)]
+    shutil.rmtree(trained.parent)
+    shutil.rmtree(Path("runs/claims-tiny-cpu", whole[-1]["run"]))
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.subprocess, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        command.run(TINY, [])
+    assert [*rows_of(trained)] == whole[:-1]
 
 
 @pytest.mark.process

@@ -40,6 +40,10 @@ CASES = {
     ("lower", None, 0.1, 0.05): "opposite",
     ("lower", None, 0.001, 0.005): "does not hold",
     ("lower", None, -0.03, 0.1): "not decided",
+    ("higher", None, 0.1, 0.05): "holds",
+    ("lower", None, 0.03, 0.1): "not decided",
+    ("higher", 0.1, -0.11, 0.03): "opposite",
+    ("lower", -0.1, 0.001, 0.005): "does not hold",
     ("lower", -0.1, -0.11, 0.03): "holds",
     ("lower", -0.5, -0.1, 0.03): "direction holds, size does not",
     ("equal", None, 0.002, 0.01): "holds",
@@ -63,6 +67,19 @@ def test_what_was_not_run_has_no_verdict() -> None:
     assert judge(statement("lower"), None).word == "not run"
     one_seed = Comparison("new", "old", (1,), paired_difference([4.0], [4.1]), None)
     assert judge(statement("lower"), one_seed).word == "not run"
+
+
+@pytest.mark.parametrize(
+    ("expects", "mean", "word"), [("lower", 0.0, "holds"), ("lower", 0.0, "opposite"), ("equal", 0.02, "holds")]
+)
+def test_a_wrong_verdict_is_as_rare_as_its_level(expects: str, mean: float, word: str) -> None:
+    draws = np.random.default_rng(0).normal(mean, 0.01, size=(2000, len(SEEDS)))
+    words = []
+    for differences in draws:
+        nats = paired_difference([*(4 + differences)], [4.0] * len(SEEDS))
+        words.append(judge(statement(expects), Comparison("new", "old", SEEDS, nats, nats)).word)
+    level = 0.05 if expects == "equal" else 0.025
+    assert level - 0.01 < words.count(word) / len(draws) < level + 0.01
 
 
 def test_nothing_is_decided_on_a_size_that_could_not_be_seen() -> None:

@@ -59,12 +59,13 @@ def expected(said: Statement | Figure) -> str:
 def study_lines(judged: Judged, result: Result) -> list[str]:
     """What was measured, and on what."""
     machine = ", ".join(dict.fromkeys(r.environment.cpu for r in result.started))
+    tests = "" if result.tests == "none" else f"; intervals are those of {result.tests}"
     return [
         "| arm | loss, nats per token | seeds |",
         "|---|---|---|",
         *(f"| {arm.name} | {arm.loss.text if arm.loss else '-'} | {len(arm.records)} |" for arm in result.arms),
         "",
-        f"{machine}, {judged.dates}, {judged.hours:.1f} hours of training; intervals are those of {result.tests}.",
+        f"{machine}, {judged.dates}, {judged.hours:.1f} hours of training{tests}.",
         "",
         *(f"- {warning}" for warning in (*result.warnings, *result.notes)),
         "",

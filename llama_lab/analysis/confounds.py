@@ -144,7 +144,7 @@ def _unequally_tuned(result: Result) -> Iterator[str]:
 def _doubtful_rates(result: Result) -> Iterator[str]:
     """Learning rates that were chosen on the judged runs, or at an end of their grid."""
     rates = result.learning_rates
-    on_judged = [of_arm.arm for of_arm in rates if not of_arm.chosen]
+    on_judged = [of_arm.arm for of_arm in rates if not (of_arm.chosen or math.isnan(of_arm.best))]
     what = "Learning rates were chosen on the runs that are compared"
     yield from listing(what, on_judged, "p-values do not account for the choice")
     cases = []

@@ -1,5 +1,6 @@
 """Every planted confound is named, with its runs and its values; a clean study has none."""
 
+import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -249,6 +250,13 @@ def test_a_best_rate_at_the_end_of_its_grid_is_reported(tmp_path: Path) -> None:
     (warning,) = warnings_of(tmp_path, best_rates={"rmsnorm": 4e-3}, **TUNED)
     assert warning.startswith("Best at an end of the grid of learning rates: rmsnorm at 0.004 of 0.001 to 0.004;")
     assert "study.extend_rates=true" in warning
+
+
+def test_an_arm_whose_tuning_has_not_begun_had_no_rates_chosen(tmp_path: Path) -> None:
+    study = write_study(tmp_path, dict.fromkeys(ARMS, 0.0), **TUNED)
+    for member in study.arms[1].members:
+        shutil.rmtree(tmp_path / member.folder)
+    assert not [one for one in analyse(study, tmp_path).warnings if "were chosen" in one]
 
 
 def test_where_rates_are_swept_a_run_is_named_with_its_rate(tmp_path: Path) -> None:

@@ -63,15 +63,19 @@ class Claim:
         try:
             empty: dict[str, Any] = {"study": [], "statements": [], "figures": []}
             given = yaml.safe_load(file.read_text(encoding="utf-8"))
-            claim = from_json(cls, empty | given | {"name": file.stem})
+            written = empty | given
+            for kind, parts in ((cls, [given]), (Statement, written["statements"]), (Figure, written["figures"])):
+                if unknown := [key for part in parts for key in part if key not in kind.__annotations__]:
+                    raise ValueError(f"{unknown[0]}: no such key; choose from {', '.join(kind.__annotations__)}")
+            claim = from_json(cls, written | {"name": file.stem})
             said: list[Statement | Figure] = [*claim.statements, *claim.figures]
             if unsourced := [one.text for one in said if not one.source]:
                 raise ValueError(f"a statement has no source: {unsourced[0]}")
             for statement in claim.statements:
                 if statement.margin <= 0:
                     raise ValueError(f"margin={statement.margin}: must be positive: {statement.text}")
-            if unknown := [one.fact for one in claim.figures if one.fact not in FACTS]:
-                raise ValueError(f"fact={unknown[0]}: choose one of {', '.join(FACTS)}")
+            if missing := [one.fact for one in claim.figures if one.fact not in FACTS]:
+                raise ValueError(f"fact={missing[0]}: choose one of {', '.join(FACTS)}")
             if not (claim.statements or claim.figures):
                 raise ValueError("it states nothing; add statements or figures")
             if bool(claim.statements) != bool(claim.study):

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, InstantiationException
 from hydra.utils import get_method, instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -259,6 +260,17 @@ def package_of(name: str) -> str:
 def packaged_targets() -> frozenset[str]:
     """The targets in the packaged configs."""
     return targets_below(CONF_DIR)
+
+
+def check_own_options() -> None:
+    """Raise ConfigError for an option in a folder of the user's that has the name of a packaged one."""
+    hydra = GlobalHydra.instance().hydra
+    sources = hydra.config_loader.get_sources() if hydra else []
+    folders = [Path(source.path) for source in sources if source.scheme() == "file"]
+    for packaged in CONF_DIR.glob("*/**/*.yaml"):
+        name = packaged.relative_to(CONF_DIR)
+        if twins := [folder / name for folder in folders if folder != CONF_DIR and (folder / name).exists()]:
+            raise ConfigError(f"--config-dir: {twins[0]} has the name of a packaged option, which is read; rename it")
 
 
 def targets_below(folder: Path) -> frozenset[str]:

@@ -3,15 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, flag_override
-
-from llama_lab.util.errors import ConfigError
 
 from . import CONF_DIR
 
@@ -31,16 +28,6 @@ def composing() -> Iterator[ConfigLoader]:
     is_ready = GlobalHydra.instance().is_initialized()
     with nullcontext() if is_ready else hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
         yield GlobalHydra.instance().config_loader()
-
-
-def check_own_options() -> None:
-    """Raise ConfigError for an option in a folder of the user's that has the name of a packaged one."""
-    loader = last_loader()
-    folders = [Path(one.path) for one in loader.get_sources() if one.scheme() == "file"] if loader else []
-    for packaged in CONF_DIR.glob("*/**/*.yaml"):
-        name = packaged.relative_to(CONF_DIR)
-        if twins := [folder / name for folder in folders if folder != CONF_DIR and (folder / name).exists()]:
-            raise ConfigError(f"--config-dir: {twins[0]} has the name of a packaged option, which is read; rename it")
 
 
 @lru_cache(maxsize=256)

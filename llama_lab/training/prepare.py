@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
-from llama_lab.config.components import CONV, check_idle, of_layers
-from llama_lab.config.composing import check_own_options
+from llama_lab.config.components import CONV, check_idle, check_own_options, of_layers
 from llama_lab.config.grammar import format_value, override_key, settled_keys
 from llama_lab.config.layers import unchanged
 from llama_lab.config.schema import ENCODERS, KEYS, UNNAMED, belongs, check_kinds, default_settings, groups

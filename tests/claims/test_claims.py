@@ -31,6 +31,8 @@ BAD = {
     "a margin of nothing": (CLAIM | {"statements": [STATEMENT | {"margin": 0.0}]}, "margin=0.0: must be positive"),
     "without a study": (CLAIM | {"study": []}, "statements need a study"),
     "of nothing": ({"title": "t"}, "it states nothing"),
+    "with a key that nothing reads": (CLAIM | {"hours": 2}, "hours: no such key; choose from name, title"),
+    "with such a key of a statement": (CLAIM | {"statements": [STATEMENT | {"unit": 1}]}, "unit: no such key; choose"),
     "without a title": ({key: value for key, value in CLAIM.items() if key != "title"}, "title"),
 }
 

@@ -236,7 +236,7 @@ def test_every_example_of_extending_trains(
     arguments = [word.replace("my_conf", str(project / "my_conf")) for word in words[1:]]
     keys = {override_key(word) for word in arguments}
     of_text = ("data=", "data.files", "data.document_chars") if "data" in keys else ()
-    ours = [o for o in tiny if not o.startswith(("data", "tokenizer") if "data=reverse" in words else of_text)]
+    ours = [o for o in tiny if not o.startswith(("data", "tokenizer") if "data=backwards" in words else of_text)]
     if "study" not in keys:
         ours += ["train.tokens=512", "train.evaluations=1"]
     ran = command(*last_of_each([*ours, *arguments]))

@@ -46,8 +46,12 @@ def plan_of(claim: Claim) -> Plan:
 
 def seconds(plan: Plan) -> float:
     """What all runs of a study would take here, one after the other, from a few timed steps."""
-    flops = sum((len(arm.runs) + arm.expected_tuning) * training_flops(plan, arm) for arm in plan.arms)
-    return flops / (flops_per_second(plan) or float("nan"))
+    return all_flops(plan) / (flops_per_second(plan) or float("nan"))
+
+
+def all_flops(plan: Plan) -> float:
+    """Training FLOPs of all runs of a study, those to tune rates included."""
+    return sum((len(arm.runs) + arm.expected_tuning) * training_flops(plan, arm) for arm in plan.arms)
 
 
 def too_large(plan: Plan) -> list[str]:

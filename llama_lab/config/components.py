@@ -265,12 +265,12 @@ def packaged_targets() -> frozenset[str]:
 def check_own_options() -> None:
     """Raise ConfigError for an option in a folder of the user's that has the name of a packaged one."""
     hydra = GlobalHydra.instance().hydra
-    sources = hydra.config_loader.get_sources() if hydra else []
-    folders = [Path(source.path) for source in sources if source.scheme() == "file"]
-    for packaged in CONF_DIR.glob("*/**/*.yaml"):
-        name = packaged.relative_to(CONF_DIR)
-        if twins := [folder / name for folder in folders if folder != CONF_DIR and (folder / name).exists()]:
-            raise ConfigError(f"--config-dir: {twins[0]} has the name of a packaged option, which is read; rename it")
+    for source in hydra.config_loader.get_sources() if hydra else []:
+        if source.scheme() != "file" or (folder := Path(source.path)) == CONF_DIR:
+            continue
+        for packaged in CONF_DIR.glob("*/**/*.yaml"):
+            if (own := folder / packaged.relative_to(CONF_DIR)).exists():
+                raise ConfigError(f"--config-dir: {own} has the name of a packaged option, which is read; rename it")
 
 
 def targets_below(folder: Path) -> frozenset[str]:

@@ -46,8 +46,9 @@ def import_model(source: str, dest: Path, dtype: torch.dtype | None = None, max_
     if (loaded.path / RESOLVED).exists():
         raise ConfigError(f"{source}: is a model of ours already; load it as it is, or export it")
     settings = settings_of(loaded)
+    family, obstacles = nearest_family(loaded, settings)
     with building(dest) as fresh:
-        write_model(loaded, settings, fresh, dtype, max_shard_bytes)
+        write_model(loaded, None if obstacles else family, settings, fresh, dtype, max_shard_bytes)
         write_yaml([*OF_FAMILY.get(str(loaded.model_type), []), *overrides_of(settings)], fresh / OVERRIDES)
     ignored = f"; ignored, as transformers does: {', '.join(loaded.ignored)}" if loaded.ignored else ""
     return (
@@ -71,8 +72,10 @@ def export_model(
     """
     loaded = load(run, trust, weights)
     check_finite(run, named_weights(loaded.model))
+    settings = settings_of(loaded)
+    family, obstacles = nearest_family(loaded, settings)
     with building(dest) as fresh:
-        family, obstacles = write_model(loaded, settings_of(loaded), fresh, dtype, max_shard_bytes)
+        write_model(loaded, None if obstacles else family, settings, fresh, dtype, max_shard_bytes)
         if not obstacles:
             checked = check_export(fresh, loaded.model, family, dtype)
             return f"{dest}: {family.architecture} of {count(loaded)}; {checked}"
@@ -105,41 +108,28 @@ def nearest_family(loaded: Loaded, settings: Settings) -> tuple[Family, list[str
 
 
 def write_model(
-    loaded: Loaded, settings: Settings, folder: Path, dtype: torch.dtype | None, max_shard_bytes: int | None
-) -> tuple[Family, list[str]]:
-    """Write a model as transformers does, or as it is beside its config if no family can hold it.
-
-    Returns what `nearest_family` does.
-    """
-    family, obstacles = nearest_family(loaded, settings)
-    if not obstacles:
-        write_theirs(loaded, family, settings, folder, dtype, max_shard_bytes)
-        return family, obstacles
-    cfg = loaded.cfg.copy()
-    cfg.model.vocab_size = loaded.model.vocab_size
-    write_yaml(OmegaConf.to_container(cfg, resolve=True), folder / RESOLVED)
-    write_weights(folder, in_dtype(named_weights(loaded.model), dtype), max_shard_bytes)
-    write_surroundings(loaded, folder)
-    return family, obstacles
-
-
-def write_theirs(
     loaded: Loaded,
-    family: Family,
+    family: Family | None,
     settings: Settings,
     folder: Path,
     dtype: torch.dtype | None,
     max_shard_bytes: int | None,
 ) -> None:
-    """Write a model as transformers does."""
-    weights = in_dtype(family.to_theirs(named_weights(loaded.model), settings), dtype)
-    config = family.write_config(settings)
-    config["pad_token_id"] = None  # of some classes' own, which may lie outside of the vocabulary
-    config |= {key: loaded.generation[key] for key in TOKEN_IDS if key in loaded.generation}
-    config |= {"model_type": family.model_type, "architectures": [family.architecture]}
-    config["dtype"] = str(dtype or next(loaded.model.parameters()).dtype).removeprefix("torch.")
-    write_json(folder / CONFIG, config)
-    write_weights(folder, weights, max_shard_bytes)
+    """Write a model as transformers does, of a `family`; None: as it is, beside its config."""
+    weights = named_weights(loaded.model)
+    if family is None:
+        cfg = loaded.cfg.copy()
+        cfg.model.vocab_size = loaded.model.vocab_size
+        write_yaml(OmegaConf.to_container(cfg, resolve=True), folder / RESOLVED)
+    else:
+        weights = family.to_theirs(weights, settings)
+        config = family.write_config(settings)
+        config["pad_token_id"] = None  # of some classes' own, which may lie outside of the vocabulary
+        config |= {key: loaded.generation[key] for key in TOKEN_IDS if key in loaded.generation}
+        config |= {"model_type": family.model_type, "architectures": [family.architecture]}
+        config["dtype"] = str(dtype or next(loaded.model.parameters()).dtype).removeprefix("torch.")
+        write_json(folder / CONFIG, config)
+    write_weights(folder, in_dtype(weights, dtype), max_shard_bytes)
     write_surroundings(loaded, folder)
 
 

@@ -1,9 +1,11 @@
 """Families with LayerNorm, descended from GPT; see `family.py`."""
 
+from collections.abc import Sequence
+
 import torch
 
 from .by_layer import GlobalAndLocal, ScaleByLayer, SomeRotary, Windows, sliding
-from .family import Family, Fusion
+from .family import Family, Fusion, Weights
 from .rotary import ROPE, RotaryOrAlibi, RotaryPosition
 from .settings import Choice, Fixed, Quotient, ScoreScale, Setting, Settings, Unread, Value
 from .terms import (
@@ -32,6 +34,7 @@ from .terms import (
     joined,
     like,
     llama_sizes,
+    query_key_norms,
     root_of_dim,
     sizes,
     times_dim,
@@ -62,15 +65,15 @@ def gpt_sizes(vocab: int, dim: int, layers: int, heads: int, context: int) -> tu
     )
 
 
-GPT_NAMES = weights(
-    "transformer.h.#",
-    ("attn.c_attn", "attn.c_proj"),
-    ("ln_1", "ln_2"),
-    ("mlp.c_fc", "mlp.c_proj"),
-    ("transformer.wte", "transformer.ln_f"),
-    QKV_CONV1D,
-    CONV1D,
-) | {"position.table.weight": "transformer.wpe.weight"}
+def gpt_weights(attention: Sequence[str], ffn: Sequence[str], **kept: Fusion) -> Weights:
+    """Where GPT-2 and its descendants keep theirs."""
+    return weights("transformer.h.#", attention, ("ln_1", "ln_2"), ffn, ("transformer.wte", "transformer.ln_f"), **kept)
+
+
+APART = ("q_proj", "k_proj", "v_proj", "out_proj")
+GPT_ATTENTION, GPT_FFN = ("attn.c_attn", "attn.c_proj"), ("mlp.c_fc", "mlp.c_proj")
+WPE: Weights = {"position.table.weight": "transformer.wpe.weight"}
+GPT_NAMES = gpt_weights(GPT_ATTENTION, GPT_FFN, qkv=QKV_CONV1D, matrix=CONV1D) | WPE
 GPT1 = Family(
     "openai-gpt",
     "OpenAIGPTLMHeadModel",
@@ -112,14 +115,7 @@ GPT_NEO = Family(
         *fields(activation_function="gelu_new", layer_norm_epsilon=1e-5, tie_word_embeddings=True),
         GlobalAndLocal(),
     ),
-    weights(
-        "transformer.h.#",
-        [f"attn.attention.{name}" for name in ("q_proj", "k_proj", "v_proj", "out_proj")],
-        ("ln_1", "ln_2"),
-        ("mlp.c_fc", "mlp.c_proj"),
-        ("transformer.wte", "transformer.ln_f"),
-    )
-    | {"position.table.weight": "transformer.wpe.weight"},
+    gpt_weights([f"attn.attention.{name}" for name in APART], GPT_FFN) | WPE,
 )
 OPT = Family(
     "opt",
@@ -136,7 +132,7 @@ OPT = Family(
     ),
     weights(
         "model.decoder.layers.#",
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj"),
+        [f"self_attn.{name}" for name in APART],
         ("self_attn_layer_norm", "final_layer_norm"),
         ("fc1", "fc2"),
         ("model.decoder.embed_tokens", "model.decoder.final_layer_norm"),
@@ -272,11 +268,7 @@ STABLELM = Family(
         Choice("qk_layernorm", False, QK_NORM_PER_HEAD | {True: QK_NORM_PER_HEAD[True] | {"attention.qk_bias": False}}),
         RotaryPosition(fraction=0.25),
     ),
-    LLAMA_NAMES
-    | {
-        "blocks.#.attention.query_norm.*": ("model.layers.#.self_attn.q_layernorm.norms.%.*", ROW_PER_HEAD),
-        "blocks.#.attention.key_norm.*": ("model.layers.#.self_attn.k_layernorm.norms.%.*", ROW_PER_HEAD),
-    },
+    LLAMA_NAMES | query_key_norms("layernorm.norms.%", ROW_PER_HEAD),
 )
 STARCODER2 = Family(
     "starcoder2",
@@ -297,14 +289,7 @@ GPT_BIGCODE = GPT2.derive(
     *fields(activation_function="gelu_pytorch_tanh"),
     Choice("scale_attn_weights", True, {True: {"attention.scale": None}, False: {"attention.scale": 1.0}}),
     *MULTI_QUERY,
-    weights=weights(
-        "transformer.h.#",
-        ("attn.c_attn", "attn.c_proj"),
-        ("ln_1", "ln_2"),
-        ("mlp.c_fc", "mlp.c_proj"),
-        ("transformer.wte", "transformer.ln_f"),
-        QKV_GROUPS,
-    ),
+    weights=gpt_weights(GPT_ATTENTION, GPT_FFN, qkv=QKV_GROUPS),
 )
 PHI = Family(
     "phi",
@@ -324,10 +309,7 @@ PHI = Family(
         ("mlp.fc1", "mlp.fc2"),
         ("model.embed_tokens", "model.final_layernorm"),
     )
-    | {
-        "blocks.#.attention.query_norm.*": "model.layers.#.self_attn.q_layernorm.*",
-        "blocks.#.attention.key_norm.*": "model.layers.#.self_attn.k_layernorm.*",
-    },
+    | query_key_norms("layernorm"),
 )
 GPTJ = Family(
     "gptj",
@@ -341,13 +323,7 @@ GPTJ = Family(
         Quotient("rotary_dim", "position.fraction", 64, by=head_width),
         Unread("rotary|scale_attn_weights"),
     ),
-    weights(
-        "transformer.h.#",
-        ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.out_proj"),
-        ("ln_1", "ln_2"),
-        ("mlp.fc_in", "mlp.fc_out"),
-        ("transformer.wte", "transformer.ln_f"),
-    ),
+    gpt_weights([f"attn.{name}" for name in APART], ("mlp.fc_in", "mlp.fc_out")),
 )
 MPT = Family(
     "mpt",
@@ -416,11 +392,7 @@ COHERE = Family(
         RotaryPosition(theta=500000.0, interleaved=True),
         Unread("model_max_length"),
     ),
-    LLAMA_NAMES
-    | {
-        "blocks.#.attention.query_norm.*": ("model.layers.#.self_attn.q_norm.*", ROW_PER_HEAD),
-        "blocks.#.attention.key_norm.*": ("model.layers.#.self_attn.k_norm.*", ROW_PER_HEAD),
-    },
+    LLAMA_NAMES | query_key_norms("norm", ROW_PER_HEAD),
 )
 COHERE2_WINDOWS = Windows(4096, every=4, pattern="sliding_window_pattern")
 COHERE2 = COHERE.derive(

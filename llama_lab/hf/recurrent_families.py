@@ -44,6 +44,7 @@ from .terms import (
     like,
     llama_sizes,
     of_each_expert,
+    query_key_norms,
     sizes,
     weights,
 )
@@ -138,18 +139,13 @@ QWEN3_NEXT = QWEN3_5.derive(
 )
 
 
-def of_heads(own: Settings) -> int:
-    """The width of the values of all heads of a state space together."""
-    return int(own["attention.value_heads"] * own["attention.value_dim"])
-
-
 def of_states(own: Settings) -> int:
-    """The width of the keys, or of the queries, of all its groups together."""
+    """The width of the keys, or of the queries, of all groups of a state space together."""
     return int(own["attention.n_groups"] * own["attention.key_dim"])
 
 
 def heads_per_width(own: Settings) -> Fraction:
-    """Its number of heads over the width of the model."""
+    """A state space's number of heads over the width of the model."""
     return Fraction(own["attention.value_heads"], own["dim"])
 
 
@@ -185,9 +181,9 @@ def state_space_weights(mixer: str) -> Weights:
     return {
         (f"{part}.gate.*", *(f"{head}.project.*" for head in heads), f"{part}.decay.step.*"): (
             f"{mixer}.in_proj.*",
-            joined(of_heads, of_heads, of_states, of_states, "attention.value_heads"),
+            joined(of_values, of_values, of_states, of_states, "attention.value_heads"),
         ),
-        tuple(f"{head}.conv.*" for head in heads): (f"{mixer}.conv1d.*", joined(of_heads, of_states, of_states)),
+        tuple(f"{head}.conv.*" for head in heads): (f"{mixer}.conv1d.*", joined(of_values, of_states, of_states)),
         f"{part}.decay.rate": f"{mixer}.A_log",
         f"{part}.decay.bias": f"{mixer}.dt_bias",
         f"{part}.skip.weight": f"{mixer}.D",
@@ -357,8 +353,7 @@ LFM2 = llama.BASE.derive(
     recipe=activation("SiLU") | {"attention.qk_norm": "head"},
     weights={
         **weights("model.layers.#", LFM2_ATTENTION, ("operator_norm", "ffn_norm"), LFM2_FFN, LFM2_ENDS),
-        "blocks.#.attention.query_norm.*": "model.layers.#.self_attn.q_layernorm.*",
-        "blocks.#.attention.key_norm.*": "model.layers.#.self_attn.k_layernorm.*",
+        **query_key_norms("layernorm"),
     },
     mixer_weights={
         tuple(f"blocks.#.attention.{part}.*" for part in ("gate_in", "gate_out", "value")): (

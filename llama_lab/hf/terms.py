@@ -251,13 +251,18 @@ def weights(
     }
 
 
+def query_key_norms(name: str, kept: Fusion = WHOLE) -> Weights:
+    """Where LLaMA's descendants keep the norms of queries and keys: `q_` and `k_` before this name."""
+    within = {part: f"model.layers.#.self_attn.{part[0]}_{name}.*" for part in ("query", "key")}
+    return {f"blocks.#.attention.{part}_norm.*": (theirs, kept) for part, theirs in within.items()}
+
+
 LLAMA_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
 LLAMA_FFN = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 LLAMA_ENDS = ("model.embed_tokens", "model.norm")
 LLAMA_NAMES = {
     **weights("model.layers.#", LLAMA_ATTENTION, LLAMA_NORMS, LLAMA_FFN, LLAMA_ENDS),
-    "blocks.#.attention.query_norm.*": "model.layers.#.self_attn.q_norm.*",
-    "blocks.#.attention.key_norm.*": "model.layers.#.self_attn.k_norm.*",
+    **query_key_norms("norm"),
     "blocks.#.attention.sinks.logits": "model.layers.#.self_attn.sinks",
 }

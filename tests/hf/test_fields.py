@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from llama_lab.hf import convert
-from llama_lab.hf.convert import check_export, export_model, import_model, settings_of, write_theirs
+from llama_lab.hf.convert import check_export, export_model, import_model, settings_of, write_model
 from llama_lab.hf.families import FAMILIES
 from llama_lab.hf.loading import Loaded
 from llama_lab.hf.tensors import write_weights
@@ -122,7 +122,7 @@ def check_exports(recipe: str, switch: str, folder: Path) -> int:
     able = [family for family in FAMILIES if not family.obstacles(settings)[0]]
     for number, family in enumerate(able):
         (folder / str(number)).mkdir()
-        write_theirs(loaded, family, settings, folder / str(number), None, None)
+        write_model(loaded, family, settings, folder / str(number), None, None)
         assert "with the same logits" in check_export(folder / str(number), model, family, None)
     return len(able)
 

@@ -46,12 +46,11 @@ def main() -> None:
         if not (given.list or given.check or given.judge):
             for claim in chosen:
                 run(claim, overrides)
-        book = {name: (claim, judged(claim)) for name, claim in claims.items()}
         if given.list or given.check:
             for claim in chosen:
-                print(state(claim, book[claim.name][1], given.check), flush=True)
+                print(state(claim, judged(claim), given.check), flush=True)
         else:
-            write_pages(book, PAGES, FRONT)
+            write_pages({name: (claim, judged(claim)) for name, claim in claims.items()}, PAGES, FRONT)
             print(f"the pages are in {PAGES}")
     except ConfigError as error:
         exit_with(error)

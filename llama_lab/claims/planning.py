@@ -23,7 +23,7 @@ from llama_lab.training.run import new_run
 from llama_lab.util.display import quiet_libraries
 from llama_lab.util.errors import ConfigError
 
-from .archive import config_of, curve, rows_of
+from .archive import configs_of, curve, rows_of
 from .claim import Claim
 
 FIRST = 5  # steps at least that are run again, up to a logged one
@@ -78,7 +78,7 @@ def changed_loss(archive: Path, config_dir: str | None) -> str:
         trainer.should_stop = len(losses) == spans[-1][1]
 
     quiet_libraries()
-    cfg = config_of(row["overrides"], config_dir)
+    cfg = configs_of([row], config_dir)[0]
     train_bare(new_run(cfg, "", "", [], {}), open_dataset(cfg), LambdaCallback(on_train_batch_end=note))
     for start, end in spans:
         if not math.isclose(logged[end], now := fmean(losses[start:end]), rel_tol=ROUNDING):

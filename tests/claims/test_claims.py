@@ -11,7 +11,7 @@ import yaml
 from llama_lab.analysis.analyse import analyse
 from llama_lab.api import load_config
 from llama_lab.claims import __main__ as command
-from llama_lab.claims.archive import changed_arms, config_of, curve, pack, rows_of, unpack
+from llama_lab.claims.archive import changed_arms, composed_all, configs_of, curve, pack, rows_of, unpack
 from llama_lab.claims.book import Judged, write_pages
 from llama_lab.claims.claim import Claim, Statement, all_claims
 from llama_lab.claims.planning import all_flops, changed_loss, plan_of
@@ -173,11 +173,11 @@ def test_a_device_too_small_is_refused_before_anything_runs(monkeypatch: pytest.
 def test_runs_of_an_arm_are_composed_once(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "cpu.csv"
     pack(study, archive)
-    composed = []
-    monkeypatch.setattr("llama_lab.claims.archive.composed", lambda *of: composed.append(of) or load_config(*of))
-    now = [config_of(row["overrides"], None) for row in rows_of(archive)]
-    assert now == [load_config(row["overrides"]) for row in rows_of(archive)]
-    assert len(set(composed)) == len({row["arm"] for row in rows_of(archive)}) < len(now)
+    rows, composed = [*rows_of(archive)], []
+    name = "llama_lab.claims.archive.composed_all"
+    monkeypatch.setattr(name, lambda runs, folder: composed.extend(runs) or composed_all(runs, folder))
+    assert configs_of(rows, None) == [load_config(row["overrides"]) for row in rows]
+    assert len(composed) == len({row["arm"] for row in rows}) < len(rows)
 
 
 @pytest.fixture

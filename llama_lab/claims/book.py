@@ -3,10 +3,13 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from llama_lab.analysis.power import LEVEL
 from llama_lab.analysis.result import Result
+from llama_lab.report.figures import FIGURES, figure
+from llama_lab.util.chart import Spec, render
 from llama_lab.util.files import replace_text
 from llama_lab.util.formatting import count
 
@@ -25,7 +28,14 @@ class Judged:
     dates: str = ""
     stale: str = ""
 
+    @cached_property
+    def picture(self) -> Spec | None:
+        """How the loss changes at each step, or else from the baseline to each arm."""
+        found = (FIGURES[name][0](self.result) for name in ("steps", "differences")) if self.result else ()
+        return next((drawn for charts in found if (drawn := figure(charts))), None)
 
+
+WIDTH = 400  # points
 HEAD = "# Claims\n\n`python -m llama_lab.claims` makes this page.\n\n"
 Book = Mapping[str, tuple[Claim, Sequence[Judged]]]
 """Each claim by name, with what was found."""
@@ -44,8 +54,15 @@ def page(claim: Claim, judged: Sequence[Judged]) -> str:
             f"| {said.text} | {said.source} | {expected(said)} | **{found.word}** | {found.why} |"
             for said, found in one.verdicts
         ]
+        if one.picture:
+            lines += ["", f"![{claim.title}: changes of the loss]({file(claim, one)})"]
         lines += ["", *(study_lines(one, one.result) if one.result else [])]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def file(claim: Claim, judged: Judged) -> str:
+    """The name of a picture."""
+    return f"{claim.name}-{judged.device}.svg"
 
 
 def expected(said: Statement | Figure) -> str:
@@ -106,6 +123,9 @@ def write_pages(book: Book, folder: Path, front: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for claim, judged in book.values():
         replace_text(folder / f"{claim.name}.md", page(claim, judged))
+        for one in judged:
+            if one.picture:
+                render(one.picture, folder / file(claim, one), width=WIDTH)
     replace_text(folder / "README.md", f"{HEAD}{table(book, most=10_000)}")
     before, start, rest = front.read_text(encoding="utf-8").partition("<!-- the claims -->\n")
     _, end, after = rest.partition("<!-- their end -->\n")

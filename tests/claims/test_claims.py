@@ -138,6 +138,8 @@ def test_every_page_is_made_from_what_is_committed(monkeypatch: pytest.MonkeyPat
         assert re.search(rf"## On a {archive.stem.upper()}\n", page)
         assert re.search(r"^.+, \d{4}-\d\d-\d\d.*, [\d.]+ hours of training(; intervals .+)?\.$", page, re.M)
         assert next(rows_of(archive))["cpu"] in page
+        assert set(re.findall(r"\((.+\.svg)\)", page)) <= pages.keys()
+    assert "qk_norm-cpu.svg" in pages["qk_norm.md"]
 
 
 STUDIES = [name for name, claim in all_claims(TOP / "claims").items() if claim.study]

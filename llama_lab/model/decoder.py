@@ -25,7 +25,7 @@ class Decoder(Tower):
 
     Those of position, attention, ffn and init are called with the following arguments that their signatures name.
     position, attention and ffn: the sizes below but vocab_size, and norm. attention and ffn also: layer, counted from
-    0. position also: layers, those in which it acts. init: n_layers. A block is called with dim, dropout, norm,
+    0. position also: layers, those in which it acts. init: sizes. A block is called with dim, dropout, norm,
     attention and, if its signature names it, ffn; else ffn and hidden_dim are None in its layers.
 
     vocab_size, dim, n_layers, n_heads, n_kv_heads, head_dim, hidden_dim, max_seq_len: sizes, named as in LLaMA.
@@ -88,7 +88,7 @@ class Decoder(Tower):
                 f"set it to null, or data.document_mask=false"
             )
         self.document_start_id = document_start_id
-        self.weight_init, self.seed = call(init, n_layers=n_layers), seed
+        self.weight_init, self.seed = call(init, **sizes), seed
         initialise(self, self.weight_init, seed)
 
     def forward(self, tokens: Tensor, state: DecoderState | None = None, *given: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ values do not depend on the device, on sharding, or on the order in which module
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -75,6 +75,22 @@ class DeepNorm(Xavier):
     def __init__(self, n_layers: int, gain: float = 1.0) -> None:
         super().__init__(gain)
         self.branch_gain = (8 * n_layers) ** -0.25
+
+
+class FanIn:
+    """N(0, gain² / in), of queries divided by head_dim, for unscaled scores, and of a head gain²: T5.
+
+    As Mesh TensorFlow draws them, and after it `T5PreTrainedModel._init_weights` of transformers.
+    """
+
+    def __init__(self, dim: int, head_dim: int, gain: float = 1.0) -> None:
+        check_positive("init.gain", gain)
+        self.gain = gain
+        self.gains = {"query": head_dim**-0.5, "head": dim**0.5}  # beside, by the last name of a map
+
+    def __call__(self, weight: Tensor, residual: bool, generator: torch.Generator) -> None:
+        """Fill `weight` in place."""
+        weight.normal_(0.0, self.gain * weight.shape[-1] ** -0.5, generator=generator)
 
 
 class Truncated:
@@ -161,6 +177,7 @@ def draw_weights(
     within = {module for block in getattr(model, "all_blocks", ()) for module in block.modules()}
     scores = {getattr(module, name) for module in within for name in getattr(module, "scores", ())}
     branch_gain, branches = getattr(weight_init, "branch_gain", 1.0), within - scores  # which scale what branches add
+    gains: Mapping[str, float] = getattr(weight_init, "gains", {})
     for name, module in model.named_modules():
         if not isinstance(module, nn.Linear | nn.Embedding) or module.weight.is_meta:
             continue
@@ -178,7 +195,7 @@ def draw_weights(
                     matrix.normal_(0.0, module.std, generator=generator)
                 else:
                     weight_init(matrix, is_residual, generator)
-                    matrix *= branch_gain if module in branches else 1.0
+                    matrix *= gains.get(name.rpartition(".")[2], branch_gain if module in branches else 1.0)
             keep(module.weight, value)
 
 

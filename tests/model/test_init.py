@@ -1,15 +1,22 @@
 """Initialisation: seeded by name, materialised where the model is, and distributed as promised."""
 
 import math
-from typing import ClassVar
+import re
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
+from transformers import T5Config, T5ForConditionalGeneration
 
+from llama_lab.config.components import build_model
+from llama_lab.hf.encoder_families import T5
+from llama_lab.hf.family import flat_settings
+from llama_lab.hf.loading import named_weights
 from llama_lab.model import Decoder
 from llama_lab.model.init import Normal, ResidualOutput, initialise
-from tests.composing import decoder, options
+from tests.composing import compose_config, decoder, options
 
 SEEDS = (("seed", 1), ("model.seed", 1), ("seed", 2))
 RESIDUAL = ("attention.output.weight", "ffn.down.weight")
@@ -118,6 +125,25 @@ def test_deepnorm_shrinks_all_of_a_block_but_queries_and_keys(n_layers: int) -> 
         shrunk = any(part in name for part in ("value", "output", "gate", "up", "down"))
         std = math.sqrt(2 / sum(weight.shape)) * ((8 * n_layers) ** -0.25 if shrunk else 1)
         assert weight.std().item() == pytest.approx(std, rel=0.03), name
+
+
+@pytest.mark.parametrize("arch", ["t5", "t5_v1_1"])
+def test_t5_begins_as_transformers_draws_it(arch: str) -> None:
+    """Every tensor of both towers, tables and heads included, by the standard deviations of a T5 of the same config."""
+    cfg = compose_config(f"arch={arch}", "size=nano", "model.n_layers=2", "model.n_heads=8", "model.head_dim=32")
+    model = build_model(cfg, 200)
+    node: dict[str, Any] = OmegaConf.to_container(cfg.model, resolve=True)  # type: ignore[assignment]
+    settings = flat_settings(node | {"vocab_size": 200})
+    torch.manual_seed(0)
+    theirs = T5ForConditionalGeneration(T5Config(**T5.write_config(settings))).state_dict()
+    ours = T5.to_theirs(named_weights(model), settings)
+    assert ours.keys() == theirs.keys() - {name for name in theirs if re.fullmatch(T5.idle, name)} - (
+        {"lm_head.weight"} if arch == "t5" else set()
+    )
+    for name, weight in ours.items():
+        apart = 5 * weight.numel() ** -0.5  # as far as two samples of so many numbers may differ
+        assert weight.std().item() == pytest.approx(theirs[name].std().item(), rel=apart), name
+    assert {round(weight.std().item() / 128**-0.5, 1) for weight in ours.values()} >= {0.2, 1.0, 11.3}
 
 
 @pytest.mark.parametrize("cutoff", [1.0, 2.0, 3.0])

@@ -156,7 +156,10 @@ REFUSED = {
     ("deepseek_v3", "position", "shaw"): "would ignore the relation",
     **{(arch, "attention", option): "see all" for arch in ("bert", *ENCODER_DECODERS) for option in RECURRENT},
     **{(arch, "init", "deepnorm"): "it is for decoders alone" for arch in ENCODER_DECODERS},
-    **{("gemma3", "position", other): "has no such key" for other in ("alibi", "learned", "none", "relative", "shaw")},
+    **{
+        ("gemma3", "position", other): "has no such key"
+        for other in ("alibi", "learned", "none", "relative", "relative_dim", "shaw")
+    },
 }
 
 

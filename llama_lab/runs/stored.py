@@ -105,8 +105,8 @@ OF_THE_RUN = {metric.name: metric.unlike_rows for metric in METRICS if metric.un
 MEASURED_COSTS = tuple(metric.name for metric in METRICS if metric.of_arms and metric.name.startswith("perf/"))
 FIXED_COSTS = tuple(metric.name for metric in METRICS if metric.of_arms and metric.name not in MEASURED_COSTS)
 
-# Telemetry, of layers counted from 0 at the input, such as `telemetry/ffn_grad_norm/layer_03`: of a block as a whole,
-# and of its two parts.
+# Telemetry, of layers counted from 0 at the input, those of an encoder first, such as
+# `telemetry/ffn_grad_norm/layer_03`: of a block as a whole, and of its two parts.
 PARTS = ("block", "attention", "ffn")
 OF_PARTS = ("grad_norm", "update_ratio", "activation_rms", "activation_max")
 OF_SCORES = ("attention_entropy", "attention_logit_max")

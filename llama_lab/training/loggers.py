@@ -252,7 +252,8 @@ def open_loggers(run: Run, checkpoint: Path | None, metadata: RunMetadata) -> It
         return
     settings, title, folder = run.cfg.logger, run.title, run.folder
     telemetry = run.cfg.train.telemetry
-    table = MetricsCSV(folder.metrics, [*metadata.epochs], run.cfg.model.n_layers if telemetry else 0)
+    layers = run.cfg.model.n_layers + run.cfg.model.get("encoder_layers", 0)
+    table = MetricsCSV(folder.metrics, [*metadata.epochs], layers if telemetry else 0)
     history = table.forget_after(load_checkpoint(checkpoint, list)["metrics"] if checkpoint else NO_ROWS)
     config: dict[str, Any] = {**OmegaConf.to_container(run.cfg, resolve=True), **metadata.to_json()}  # type: ignore[dict-item]
     loggers: list[MetricsLogger] = [table]

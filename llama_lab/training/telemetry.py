@@ -84,8 +84,8 @@ class Telemetry(L.Callback):
 
 
 def places(model: Decoder) -> Iterator[tuple[Place, nn.Module]]:
-    """The blocks of a model, and their mixers and feed-forwards."""
-    for layer, block in enumerate(model.blocks):
+    """The blocks of a model, those of an encoder first, and their mixers and feed-forwards."""
+    for layer, block in enumerate(model.all_blocks):
         yield ("block", layer), block
         yield from (((name, layer), part) for name, part in block.named_children() if name in PARTS)
 
@@ -154,10 +154,9 @@ def watched(model: Decoder, means: Readings, maxima: Readings) -> Iterator[None]
     with ExitStack() as hooks:
         for place, module in places(model):
             hooks.enter_context(module.register_forward_hook(partial(read_output, place)))
-        for layer, ffn in enumerate(model.feedforwards):
-            if isinstance(ffn, MixtureOfExperts):
-                hooks.enter_context(ffn.register_forward_hook(partial(read_router, layer)))
-        for layer, mixer in enumerate(model.mixers):
+            if isinstance(module, MixtureOfExperts):
+                hooks.enter_context(module.register_forward_hook(partial(read_router, place[1])))
+        for layer, mixer in enumerate(block.attention for block in model.all_blocks):
             # A subclass that attends in another way may have no softmax.
             if isinstance(mixer, GroupedQueryAttention) and type(mixer).attend is GroupedQueryAttention.attend:
                 mixer.attend = partial(read_scores, layer, mixer)  # type: ignore[method-assign]
@@ -181,7 +180,7 @@ def score_statistics(
         for start in range(0, T, rows):
             part = slice(start, start + rows)
             before, starts = context.cache_positions, None if context.starts is None else context.starts[..., part]
-            own = AttentionContext(context.position, before[..., part], starts=starts)
+            own = AttentionContext(context.position, before[..., part], starts=starts, prefix=context.prefix)
             mask, relation, keys = own.mask_of(mixer.mask_rule, before), own.relation(before), key
             if mixer.sinks is not None:
                 keys, _, mask = mixer.sinks(key, key, mask)

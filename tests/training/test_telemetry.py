@@ -21,7 +21,18 @@ from llama_lab.runs.stored import OF_ROUTERS, layer_metric, layer_metrics
 from llama_lab.training import telemetry
 from llama_lab.training.module import LanguageModel
 from tests.conftest import RunTrain, last_of_each, needs_compiler
-from tests.training.tiny import LOOPBACK, Pieces, identical, pieces, repeatable, rows, steps_of, trained, trained_state
+from tests.training.tiny import (
+    LOOPBACK,
+    Pieces,
+    identical,
+    on_pairs,
+    pieces,
+    repeatable,
+    rows,
+    steps_of,
+    trained,
+    trained_state,
+)
 
 STEP = 256  # tokens
 ON = ["train.telemetry=true", "train.log_every=3", "train.evaluations=1", "train.sample_tokens=0", "logger=none"]
@@ -156,6 +167,66 @@ def test_the_metrics_are_those_of_hooks_written_out_in_float64(
     found = of_telemetry(run.rows[0])
     assert found == pytest.approx(expected(before, run.module.model, run.module.micro_batches), rel=2e-4)
     assert found.keys() | ROUTERS == {*layer_metrics(2)}
+
+
+def of_towers(before: Decoder, after: Decoder, micro_batches: Sequence[Sequence[Tensor]]) -> Row:
+    """What telemetry should say of a step of a model without position encoding, its encoder's layers before others."""
+    model = copy.deepcopy(before).double().eval()
+    names = {id(module): name for name, module in model.named_modules()}
+    outputs: dict[str, Tensor] = {}
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda _, inputs, output, name=name: outputs.__setitem__(name, output.detach()))
+    inputs, targets, *given = model.cut(*micro_batches[0])
+    F.cross_entropy(model(inputs, None, *given).flatten(0, 1), targets.flatten()).backward()  # type: ignore[no-untyped-call]
+    old, new, row = dict(before.named_parameters()), dict(after.named_parameters()), {}
+    encoder = [f"encoder.blocks.{i}" for i in range(len(model.encoder.blocks))] if hasattr(model, "encoder") else []
+    for i, block in enumerate([*encoder, *(names[id(block)] for block in model.blocks)]):
+        for part, place in {"block": block, "attention": f"{block}.attention", "ffn": f"{block}.ffn"}.items():
+            own = [name for name in old if name.startswith(f"{place}.")]
+            row[f"telemetry/{part}_grad_norm/layer_0{i}"] = norm([model.get_parameter(n).grad for n in own])  # type: ignore[misc]
+            update = norm([new[n].detach().double() - old[n].detach().double() for n in own])
+            row[f"telemetry/{part}_update_ratio/layer_0{i}"] = update / norm([old[n].detach() for n in own])
+            row[f"telemetry/{part}_activation_rms/layer_0{i}"] = float((outputs[place] ** 2).mean()) ** 0.5
+            row[f"telemetry/{part}_activation_max/layer_0{i}"] = float(outputs[place].abs().max())
+        mixer: Any = model.get_submodule(f"{block}.attention")
+        found = []
+        query, key = (
+            outputs[f"{block}.attention.{name}"].unflatten(-1, (-1, mixer.head_dim)) for name in ("query", "key")
+        )
+        for b, h, t in product(range(len(query)), range(query.shape[2]), range(query.shape[1])):
+            # Of a source: all of it that is no padding, and where it is, the token itself; of a target, up to here
+            is_source, lengths = block in encoder, given[1:] if block in encoder else given
+            seen = {*range(int(lengths[0][b]))} if lengths and (is_source or not encoder) else set()
+            seen |= {t} if is_source and lengths else {*range(query.shape[1] if is_source else t + 1)}
+            found.append(key[b, sorted(seen), h] @ query[b, t, h] / math.sqrt(mixer.head_dim))
+        entropies = [-(p * p.log()).sum() for p in (s.softmax(0) for s in found)]
+        row[f"telemetry/attention_entropy/layer_0{i}"] = float(torch.stack(entropies).mean())
+        row[f"telemetry/attention_logit_max/layer_0{i}"] = max(float(s.max()) for s in found)
+    return row
+
+
+TOWERS = {
+    "an encoder-decoder of unequal depths": ["family=encoder_decoder", "model.encoder_layers=3"],
+    "on padded pairs": ["family=encoder_decoder", "model.encoder_layers=1"],
+    "a prefix decoder": ["objective=prefix"],
+}
+
+
+@pytest.mark.parametrize("case", TOWERS)
+def test_both_towers_and_prefixes_are_read_as_hooks_find_them_in_float64(
+    case: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "CHUNK", 5000)  # so that queries come in several chunks
+    shared = on_pairs(tiny, tmp_path) if "pairs" in case else tiny
+    before, run = one_step(*shared, "position=none", *TOWERS[case], f"runs_dir={tmp_path}")
+    assert isinstance(run.module, Keeping)
+    found = of_telemetry(run.rows[0])
+    wanted = of_towers(before, run.module.model, run.module.micro_batches)
+    assert found == pytest.approx(wanted, rel=2e-4)
+    layers = len(before.all_blocks)
+    assert found.keys() | {layer_metric(name, i) for name in OF_ROUTERS for i in range(layers)} == {
+        *layer_metrics(layers)
+    }
 
 
 def without(found: list[Row]) -> list[Row]:

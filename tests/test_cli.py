@@ -422,6 +422,7 @@ BAD = {  # what else cannot work: overrides, how the line about them begins, and
     ),
     "objective=masked": ("objective=masked: is for family=encoder, not decoder; change one of them", ""),
     "family=encoder": ("family=encoder: sees what objective=next_token predicts; add objective=masked", ""),
+    "family=encoder objective=masked train.prompt=hi": ("train.prompt=hi: an encoder writes no text; leave it out", ""),
     "family=encoder objective=masked train.sample_tokens=9": ("train.sample_tokens=9: model.encoder: predicts", "to 0"),
     "experiment=mine": ("experiment=mine: ", "--config-dir"),
     "position=none model.position.theta=5e5": ("model.position.theta=5e5: no such", "to position=rope | sinusoidal; "),

@@ -98,6 +98,8 @@ def check_objective(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:
         raise ConfigError(f"objective={objective}: is for family={needed}, not {family}; change one of them")
     if kind == "encoder" and objective != "masked":
         raise ConfigError(f"family={family}: sees what objective={objective} predicts; add objective=masked")
+    if kind == "encoder" and cfg.train.prompt:
+        raise ConfigError(f"train.prompt={cfg.train.prompt}: an encoder writes no text; leave it out")
     for data in {"probe", "pair_files"} & {*cfg.data}:
         if objective in ("masked", "span"):
             problem = f"a {data.removesuffix('_files')} has targets of its own; leave it out, or choose a text"

@@ -108,12 +108,11 @@ def test_runs_and_studies_are_compared(runs: Path, compare: Command) -> None:
 
 
 def test_an_interrupted_run_goes_on_to_the_losses_of_one_that_was_not(runs: Path, command: Command) -> None:
-    ran = command(*INTERRUPTED)
-    assert (ran.code, ran.err) == (0, "")
-    found = floats(rows(runs / "interrupted" / "base" / "seed=1" / "metrics.csv", "step", *LOSSES))
-    check("gone_on", found, 1e-5)
-    command(*INTERRUPTED, "name=whole")
-    assert floats(rows(runs / "whole" / "base" / "seed=1" / "metrics.csv", "step", *LOSSES)) == found
+    """To rounding: its first half was trained on another machine, whose processor may sum in another order."""
+    for name in ("interrupted", "whole"):
+        ran = command(*INTERRUPTED, f"name={name}")
+        assert (ran.code, ran.err) == (0, "")
+        check("gone_on", floats(rows(runs / name / "base" / "seed=1" / "metrics.csv", "step", *LOSSES)), 1e-5)
 
 
 @pytest.mark.slow

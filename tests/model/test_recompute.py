@@ -19,7 +19,7 @@ PARTS = ["attention", "block"]
 SOFTCAPPED = ("arch=gemma2", "model.attention.window=8", "pattern=global_every_2nd", "model.dropout=0.2")
 CASES = {
     **{block: (f"block={block}", "model.dropout=0.2") for block in options("block")},
-    **{position: (f"position={position}",) for position in options("position") if position != "relative"},
+    **{position: (f"position={position}",) for position in options("position") if not position.startswith("relative")},
     "window": ("attention=gqa_window", "model.attention.window=8", "model.dropout=0.2"),
     "softcap": SOFTCAPPED,
     "values of the first layer": (

@@ -60,6 +60,9 @@ def run(claim: Claim, overrides: Sequence[str]) -> None:
     """Train what is missing of a claim's study here, and keep what has ended, also after Ctrl-C or a failed run."""
     if not claim.study:
         return
+    if device_here() not in devices(claim):
+        print(f"{claim.name}: is for a GPU, and left out here")
+        return
     archive = archive_of(claim, device_here())
     name = f"claims-{claim.name}-{archive.stem}"
     folder = Path("runs") / name
@@ -79,6 +82,11 @@ def run(claim: Claim, overrides: Sequence[str]) -> None:
             pack(folder, archive)
     if code:
         raise ConfigError(f"{claim.name}: its study ended with status {code}, see above; the same command goes on")
+
+
+def devices(claim: Claim) -> tuple[str, ...]:
+    """The kinds of device that it is for."""
+    return DEVICES if claim.device == "cpu" else DEVICES[1:]
 
 
 def device_here() -> str:
@@ -131,7 +139,7 @@ def state(claim: Claim, found: Sequence[Judged], check: bool) -> str:
         if check and not problem and one.device == device_here():
             problem = changed_loss(archive, claim.config_dir)
         parts += [f"stale, {problem}"] if problem else []
-    for device in DEVICES:
+    for device in devices(claim):
         if plan and device not in [one.device for one in found]:
             cost = f", would take {duration(seconds(plan))} here" if device == device_here() else ""
             parts.append(f"not run on a {device.upper()}{cost}")

@@ -9,6 +9,8 @@ from pathlib import Path
 from llama_lab.analysis.power import LEVEL
 from llama_lab.analysis.result import Result
 from llama_lab.report.figures import FIGURES, figure
+from llama_lab.report.markup import markdown_table
+from llama_lab.report.tables import tables
 from llama_lab.util.chart import Spec, render
 from llama_lab.util.files import replace_text
 from llama_lab.util.formatting import count
@@ -45,7 +47,8 @@ def page(claim: Claim, judged: Sequence[Judged]) -> str:
     """The page of a claim, in Markdown."""
     lines = [f"# {claim.title}", ""]
     if claim.study:
-        lines += ["```bash", f"python -m llama_lab.claims {claim.name}", "```", ""]
+        device = "  # on a GPU" if claim.device == "gpu" else ""
+        lines += ["```bash", f"python -m llama_lab.claims {claim.name}{device}", "```", ""]
     for one in judged:
         lines += [f"## On a {one.device.upper()}", ""] if one.device else []
         lines += [f"**Stale**: {one.stale}.", ""] if one.stale else []
@@ -82,6 +85,7 @@ def study_lines(judged: Judged, result: Result) -> list[str]:
         "|---|---|---|",
         *(f"| {arm.name} | {arm.loss.text if arm.loss else '-'} | {len(arm.records)} |" for arm in result.arms),
         "",
+        *([markdown_table(tables(result)["costs"])] if result.speed else []),
         f"{machine}, {judged.dates}, {judged.hours:.1f} hours of training{tests}.",
         "",
         *(f"- {warning}" for warning in (*result.warnings, *result.notes)),

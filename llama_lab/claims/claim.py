@@ -18,7 +18,7 @@ class Statement:
 
     expects: of the quantity of `arm`. size: the change that is claimed, negative if it is lower; None: a direction
     alone. margin: the largest change that does not matter. quantity: the loss, at the trained length or the last of
-    those evaluated, in nats per token; or the natural logarithm of the speed of training or decoding.
+    those evaluated, in nats per token; or the natural logarithm of the speed of training or decoding (`ArmSpeed`).
     """
 
     text: str
@@ -28,7 +28,7 @@ class Statement:
     expects: Literal["lower", "higher", "equal"]
     margin: float
     size: float | None = None
-    quantity: Literal["loss", "longest", "train", "decode"] = "loss"
+    quantity: Literal["loss", "longest", "train", "decode", "decode_batch"] = "loss"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Claim:
     """A claim named after its file.
 
     title: in a line. study: overrides of `train.py`, without a name; none if figures alone are recomputed. statements
-    and figures: what is judged. config_dir: a folder with options of its own, as for `--config-dir`.
+    and figures: what is judged. config_dir: a folder with options of its own, as for `--config-dir`. device: "gpu" if the
+    study is too large for a CPU.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Claim:
     statements: list[Statement]
     figures: list[Figure]
     config_dir: str | None = None
+    device: Literal["cpu", "gpu"] = "cpu"
 
     @classmethod
     def load(cls, file: Path) -> Self:

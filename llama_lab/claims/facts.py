@@ -42,6 +42,17 @@ def rope_angle(pair: int) -> float:
     return float(inverse_frequencies(64, 10_000.0, torch.device("cpu"))[pair])
 
 
+def rope_bound(*distances: int) -> torch.Tensor:
+    """What bounds a score between tokens so far apart, with 64 dimensions (Su et al. 2021, section 3.4.3)."""
+    phases = torch.tensor(distances)[:, None] * inverse_frequencies(64, 10_000.0, torch.device("cpu"))
+    return torch.polar(torch.ones_like(phases), phases).cumsum(-1).abs().mean(-1)
+
+
+def rope_bound_falls(*distances: int) -> float:
+    """The share of steps from one distance to the next at which the bound falls."""
+    return float((rope_bound(*distances).diff() < 0).float().mean())
+
+
 def cache_gib(*overrides: str) -> float:
     """A KV cache of a whole context in 16 bits."""
     return (cost(load_config(overrides)).kv_bytes or 0) / 2**30
@@ -64,6 +75,9 @@ FACTS: dict[str, Callable[[], float]] = {
     "qkv_saved_by_1_kv_head": partial(qkv_saved, 1),
     "rope_second_angle": partial(rope_angle, 1),
     "rope_last_angle": partial(rope_angle, 31),
+    "rope_bound_falls_at_each_step": partial(rope_bound_falls, *range(251)),
+    "rope_bound_falls_from_1_to_250": partial(rope_bound_falls, 1, 250),
+    "rope_bound_falls_from_250_to_2048": partial(rope_bound_falls, 250, 2048),
     "third_matrix": third_matrix,
     "llama_7b_cache": partial(cache_gib, "arch=llama", "size=llama_7b"),
     "gpt2_is_prenorm": partial(has_block, PreNorm, "gpt2"),

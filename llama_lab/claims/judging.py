@@ -9,6 +9,7 @@ from scipy import stats
 from llama_lab.analysis.power import LEVEL, smallest_difference
 from llama_lab.analysis.result import ArmResult, Comparison, Result
 from llama_lab.analysis.statistics import paired_difference
+from llama_lab.runs.study import BATCH
 
 from .claim import Figure, Statement
 from .facts import FACTS
@@ -22,6 +23,7 @@ UNITS = {
     "longest": "nats per token in the last of the windows evaluated, {} seeds",
     "train": "in the logarithm of training speed, {} rounds",
     "decode": "in the logarithm of decoding speed, {} rounds",
+    "decode_batch": f"in the logarithm of the speed of decoding {BATCH} sequences, {{}} rounds",
 }
 
 

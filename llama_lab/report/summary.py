@@ -204,5 +204,5 @@ def _speed_columns(speed: StudySpeed | None, arm: str) -> dict[str, float | None
     found = speed.arms.get(arm) if speed else None
     low, high = (min(found.train), max(found.train)) if found else (None, None)
     columns = {"perf/tokens_per_second_low": low, "perf/tokens_per_second_high": high}
-    generation = ("decode_tokens_per_second", "prefill_tokens_per_second")
+    generation = [f"{kind}_tokens_per_second" for kind in ("decode", "decode_batch", "prefill")]
     return columns | {name: found.costs[name] for name in generation if found and name in found.costs}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import pandas as pd
 
@@ -27,7 +27,7 @@ from llama_lab.analysis.statistics import Estimate, term_name
 from llama_lab.config.grammar import to_override
 from llama_lab.runs.record import Record, finished, started
 from llama_lab.runs.stored import ACTIVE, STATE, UNITS
-from llama_lab.runs.study import MATCHED
+from llama_lab.runs.study import BATCH, MATCHED
 from llama_lab.util import formatting as fmt
 
 from .guide import ranked, title
@@ -303,6 +303,7 @@ def _costs(result: Result) -> Table:
         "FLOPs per token, forward": lambda arm: fmt.short(arm.costs.get("flops_per_token")),
         "Tokens per second, training": lambda arm: _speed(result, arm, "train", "perf/tokens_per_second"),
         "Decoding": lambda arm: _speed(result, arm, "decode", "decode_tokens_per_second"),
+        f"Decoding of {BATCH}": lambda arm: _speed(result, arm, "decode_batch", "decode_batch_tokens_per_second"),
         "Prefill": lambda arm: _speed(result, arm, "prefill", "prefill_tokens_per_second"),
         "MFU": lambda arm: fmt.percent(arm.costs.get("perf/mfu")),
         "Peak memory": _peak_memory,
@@ -314,7 +315,7 @@ def _costs(result: Result) -> Table:
     return _arm_table(result, caption, columns)
 
 
-def _speed(result: Result, arm: ArmResult, kind: Literal["train", "decode", "prefill"], cost: str) -> str:
+def _speed(result: Result, arm: ArmResult, kind: str, cost: str) -> str:
     """The geometric mean and range of the rounds if speeds were measured side by side, else what the runs logged."""
     found = result.speed.arms.get(arm.name) if result.speed else None
     rounds = getattr(found, kind, [])
@@ -331,8 +332,8 @@ def _speed_note(result: Result) -> str:
     hardware = f"{speed.devices} x {speed.device} in {speed.precision} with {speed.threads} CPU threads"
     return (
         f"Speeds: geometric mean, lowest and highest of {rounds} rounds after the runs, each of which measured every "
-        f"arm, on {hardware}. Decoding and prefill: tokens per second of one sequence on one device, at the end of the "
-        "context with the KV cache, and reading all of it; not compiled."
+        f"arm, on {hardware}. Decoding and prefill: tokens per second of one sequence, or {BATCH}, on one device, at "
+        "the end of the context with the KV cache, and reading all of it; not compiled."
     )
 
 

@@ -191,19 +191,23 @@ class Study:
         return study
 
 
+BATCH = 8  # sequences that are decoded together
+
+
 @dataclass(frozen=True)
 class ArmSpeed:
     """What was measured in every round, tokens per second first; what older versions did not measure is empty.
 
-    train: of training, on all devices. decode, prefill: of decoding one sequence, and of reading one as long as the
-    context, on one device. memory: peak bytes that training allocates on the first GPU; empty on other devices, whose
-    processes hold much else.
+    train: of training, on all devices. decode, decode_batch, prefill: of decoding one sequence and `BATCH`, and of
+    reading one as long as the context, on one device. memory: peak bytes that training allocates on the first GPU;
+    empty on other devices, whose processes hold much else.
     """
 
     train: list[float]
     decode: list[float]
     prefill: list[float] = field(default_factory=list)
     memory: list[int] = field(default_factory=list)
+    decode_batch: list[float] = field(default_factory=list)
 
     @property
     def costs(self) -> dict[str, float]:
@@ -211,6 +215,7 @@ class ArmSpeed:
         rounds = {
             "perf/tokens_per_second": self.train,
             "decode_tokens_per_second": self.decode,
+            "decode_batch_tokens_per_second": self.decode_batch,
             "prefill_tokens_per_second": self.prefill,
         }
         costs = {name: geometric_mean(values) for name, values in rounds.items() if values}

@@ -28,8 +28,8 @@ from llama_lab.devices.performance import peak_memory_bytes, reset_peak_memory, 
 from llama_lab.evaluation.evaluate import place
 from llama_lab.evaluation.speed import NEW_TOKENS, alternating, decoding, reading, time_in_turn
 from llama_lab.runs.folder import RESOLVED, RunFolder
+from llama_lab.runs.study import BATCH, ArmSpeed, Study, StudySpeed
 from llama_lab.runs.study import FILE as STUDY
-from llama_lab.runs.study import ArmSpeed, Study, StudySpeed
 from llama_lab.training.assemble import build_module
 from llama_lab.training.compiling import check_compiler
 from llama_lab.training.monitor import SLOW_STEPS
@@ -105,9 +105,9 @@ def measure_in_turn(runs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmS
             found.train.append(training_speed(runs[name], dataset))
             if device.type == "cuda":
                 found.memory.append(peak_memory_bytes(device))
-            if current_rank() == 0 and (speeds := generation_speeds(runs[name], dataset)):
-                found.decode.append(speeds[0])
-                found.prefill.append(speeds[1])
+            if current_rank() == 0:
+                for kind, speed in generation_speeds(runs[name], dataset).items():
+                    getattr(found, kind).append(speed)
         if current_rank() == 0:
             print(f"measuring the speed of {len(arms)} arms in turn: round {number + 1} of {ROUNDS}", flush=True)
     return {name: arms[one] for name, one in alike.items()}
@@ -141,17 +141,22 @@ def train_bare(run: Run, dataset: Dataset, callback: L.Callback) -> None:
     trainer.fit(module, open_data_module(cfg, dataset))
 
 
-def generation_speeds(run: Run, dataset: Dataset) -> tuple[float, float] | None:
-    """Tokens per second of one sequence, not compiled: decoding at the end of the context, and reading all of it.
+def generation_speeds(run: Run, dataset: Dataset) -> dict[str, float]:
+    """Tokens per second by field of ArmSpeed, not compiled: decoding at the end of the context, and reading all of it.
 
-    With the KV cache; None for a model that cannot decode with one.
+    With the KV cache; none for a model that cannot decode with one.
     """
     dataset = read_by(run.cfg, dataset)
     model = place(build_model(run.cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id), run.hardware)
     if not model.decodes:
-        return None
+        return {}
     context = model.max_seq_len
     new_tokens = min(NEW_TOKENS, context)
-    parts = {"decode": decoding(model, 1, context, new_tokens), "prefill": reading(model, 1, context)}
+    parts = {
+        "decode": decoding(model, 1, context, new_tokens),
+        "decode_batch": decoding(model, BATCH, context, new_tokens),
+        "prefill": reading(model, 1, context),
+    }
     timed = time_in_turn(parts, rounds=1)
-    return new_tokens / timed["decode"].median, context / timed["prefill"].median
+    tokens = {"decode": new_tokens, "decode_batch": BATCH * new_tokens, "prefill": context}
+    return {kind: n / timed[kind].median for kind, n in tokens.items()}

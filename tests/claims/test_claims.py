@@ -140,6 +140,8 @@ def test_every_page_is_made_from_what_is_committed(monkeypatch: pytest.MonkeyPat
         assert next(rows_of(archive))["cpu"] in page
         assert set(re.findall(r"\((.+\.svg)\)", page)) <= pages.keys()
     assert "qk_norm-cpu.svg" in pages["qk_norm.md"]
+    assert "| mqa | " in pages["heads.md"].split("KV cache, full context")[1]
+    assert "python -m llama_lab.claims depths_gpu  # on a GPU\n" in pages["depths_gpu.md"]
 
 
 STUDIES = [name for name, claim in all_claims(TOP / "claims").items() if claim.study]
@@ -151,7 +153,7 @@ TWO_HOURS = 2 * 3600 * 5e10  # FLOPs of two cores
 def test_a_claim_has_its_arms_and_takes_at_most_two_hours(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(TOP)
     plan = plan_of(Claim.load(Path("claims", f"{name}.yaml")))
-    assert (all_flops(plan) < TWO_HOURS) == (name != "ladder")
+    assert (all_flops(plan) < TWO_HOURS) == (name != "ladder" and not name.endswith("_gpu"))
 
 
 def test_a_statement_on_an_arm_that_the_study_lacks_is_refused() -> None:
@@ -170,6 +172,17 @@ def test_a_device_too_small_is_refused_before_anything_runs(monkeypatch: pytest.
     with pytest.raises(ConfigError, match=r"^tiny: this device is too small for rmsnorm by the estimate; use another$"):
         command.run(TINY, [])
     assert [*tmp_path.iterdir()] == []
+
+
+def test_a_claim_for_a_gpu_is_left_out_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    large = replace(TINY, device="gpu")
+    command.run(large, [])
+    assert capsys.readouterr().out == "tiny: is for a GPU, and left out here\n"
+    assert [*tmp_path.iterdir()] == []
+    assert command.state(large, [], check=False) == "tiny: t\n    not run on a GPU"
 
 
 def test_runs_of_an_arm_are_composed_once(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

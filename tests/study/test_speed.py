@@ -78,8 +78,9 @@ def test_a_study_ends_with_the_speeds_of_its_arms_measured_in_turn(
     assert (found.device, found.devices, found.precision) == ("cpu", 1, "32-true")
     assert list(found.arms) == there
     for arm in found.arms.values():
-        assert len(arm.train) == len(arm.decode) == len(arm.prefill) == measure.ROUNDS
-        assert min(*arm.train, *arm.decode, *arm.prefill) > 0
+        kinds = (arm.train, arm.decode, arm.decode_batch, arm.prefill)
+        assert [len(rounds) for rounds in kinds] == [measure.ROUNDS] * 4
+        assert min(speed for rounds in kinds for speed in rounds) > 0
         assert arm.memory == []  # of a process that holds much else
     assert not (unmeasured / "lightning_logs").exists()
 
@@ -94,7 +95,7 @@ def test_arms_of_two_budgets_are_measured_once(
         return float(len(order))
 
     monkeypatch.setattr(measure, "training_speed", noted)
-    monkeypatch.setattr(measure, "generation_speeds", lambda *_: None)
+    monkeypatch.setattr(measure, "generation_speeds", lambda *_: {})
     arms = {"short": "train.tokens=5120", "long": "train.tokens=10240", "relu": "ffn=relu"}
     runs = {arm: planned(*tiny, f"arm={arm}", own, f"runs_dir={tmp_path}") for arm, own in arms.items()}
     found = measure.measure_in_turn(runs, None)  # type: ignore[arg-type]
@@ -206,7 +207,7 @@ def test_the_report_has_the_measured_speeds_and_their_faults(measured: Path, in_
         for file in measured.rglob("environment.json"):
             change_json(file, runs_at_once=runs)
 
-    vanilla = {"train": [100.0, 300.0, 200.0], "decode": [7.0, 8.0, 9.0]}
+    vanilla = {"train": [100.0, 300.0, 200.0], "decode": [7.0, 8.0, 9.0], "decode_batch": [40.0, 50.0, 60.0]}
     arms = {"vanilla": vanilla, "+rmsnorm": {"train": [110.0, 120.0, 130.0], "decode": [1.0, 1.0, 1.0]}}
     change_json(measured / StudySpeed.FILE, arms=arms, device="NVIDIA H100")
     printed, row = compared()
@@ -214,6 +215,7 @@ def test_the_report_has_the_measured_speeds_and_their_faults(measured: Path, in_
     found = [float(row[column]) for column in (trained, f"{trained}_low", f"{trained}_high")]
     assert found == pytest.approx([(100 * 300 * 200) ** (1 / 3), 100.0, 300.0])
     assert float(row["decode_tokens_per_second"]) == pytest.approx((7 * 8 * 9) ** (1 / 3))
+    assert float(row["decode_batch_tokens_per_second"]) == pytest.approx((40 * 50 * 60) ** (1 / 3))
     assert "prefill_tokens_per_second" not in row  # which older versions did not measure
     assert "Speeds were measured on 1 x NVIDIA H100, 32-true" in printed
     assert "runs trained on other hardware: 1 x cpu, 32-true" in printed

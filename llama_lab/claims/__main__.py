@@ -66,6 +66,10 @@ def run(claim: Claim, overrides: Sequence[str]) -> None:
     archive = archive_of(claim, device_here())
     name = f"claims-{claim.name}-{archive.stem}"
     folder = Path("runs") / name
+    options = ["--config-dir", claim.config_dir] if claim.config_dir else []
+    command = [sys.executable, "train.py", *options]
+    if claim.lacks_source and (code := subprocess.run([*command, *claim.source], check=False).returncode):
+        raise ConfigError(f"{claim.name}: its source ended with status {code}, see above; the same command goes on")
     plan = plan_of(claim)
     if archive.exists():
         if problem := stale(claim, archive, plan):
@@ -73,10 +77,8 @@ def run(claim: Claim, overrides: Sequence[str]) -> None:
         unpack(archive, folder, claim.config_dir)
     if not any(one.startswith("hydra/launcher=") for one in overrides) and (large := too_large(plan)):
         raise ConfigError(f"{claim.name}: this device is too small for {large[0]} by the estimate; use another")
-    options = ["--config-dir", claim.config_dir] if claim.config_dir else []
-    command = [sys.executable, "train.py", *options, *claim.study, f"name={name}", *overrides]
     try:
-        code = subprocess.run(command, check=False).returncode
+        code = subprocess.run([*command, *claim.study, f"name={name}", *overrides], check=False).returncode
     finally:
         if (folder / FILE).exists():
             pack(folder, archive)
@@ -129,7 +131,7 @@ def state(claim: Claim, found: Sequence[Judged], check: bool) -> str:
 
     check: whether to train the first steps again of what was run on such a device as this.
     """
-    plan = plan_of(claim) if claim.study else None
+    plan = plan_of(claim) if claim.study and not claim.lacks_source else None
     parts = []
     for one in found:
         words = ", ".join(f"{n} {word}" for word, n in Counter(verdict.word for _, verdict in one.verdicts).items())
@@ -137,11 +139,12 @@ def state(claim: Claim, found: Sequence[Judged], check: bool) -> str:
         archive = archive_of(claim, one.device)
         problem = stale(claim, archive, plan) if one.device else ""
         if check and not problem and one.device == device_here():
-            problem = changed_loss(archive, claim.config_dir)
+            parts += ["its first steps are of trained weights, and not run again"] if claim.source else []
+            problem = "" if claim.source else changed_loss(archive, claim.config_dir)
         parts += [f"stale, {problem}"] if problem else []
     for device in devices(claim):
-        if plan and device not in [one.device for one in found]:
-            cost = f", would take {duration(seconds(plan))} here" if device == device_here() else ""
+        if claim.study and device not in [one.device for one in found]:
+            cost = f", would take {duration(seconds(plan))} here" if plan and device == device_here() else ""
             parts.append(f"not run on a {device.upper()}{cost}")
     return f"{claim.name}: {claim.title}\n    " + "; ".join(parts)
 

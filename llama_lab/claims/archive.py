@@ -83,7 +83,8 @@ def row_of(folder: Path, member: str) -> dict[str, Any] | None:
 def fingerprint(config: DictConfig) -> str:
     """Of the settings that decide a run's numbers."""
     settings = {key: value for key, value in flatten(resolved(config)).items() if value is not None}
-    kept = {key: value for key, value in settings.items() if not belongs(key, (*CHANGEABLE, *INDIRECT, "trainer"))}
+    others = (*CHANGEABLE, *INDIRECT, "trainer", "init_from")  # a path, and the weights there have a hash
+    kept = {key: value for key, value in settings.items() if not belongs(key, others)}
     return checksum(json.dumps(kept, sort_keys=True))
 
 

@@ -1,12 +1,13 @@
 """A claim: what is said, by whom, what tests it, and by which rule. One YAML file each, `claims/NAME.yaml`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
 
 from llama_lab.runs.json_file import from_json
+from llama_lab.runs.stored import Summary
 from llama_lab.util.errors import ConfigError, first_line
 
 from .facts import FACTS
@@ -47,8 +48,8 @@ class Claim:
     """A claim named after its file.
 
     title: in a line. study: overrides of `train.py`, without a name; none if figures alone are recomputed. statements
-    and figures: what is judged. config_dir: a folder with options of its own, as for `--config-dir`. device: "gpu" if the
-    study is too large for a CPU.
+    and figures: what is judged. config_dir: a folder with options of its own, as for `--config-dir`. device: "gpu" if
+    the study is too large for a CPU. source: overrides of the run that is the study's `init_from`.
     """
 
     name: str
@@ -58,6 +59,13 @@ class Claim:
     figures: list[Figure]
     config_dir: str | None = None
     device: Literal["cpu", "gpu"] = "cpu"
+    source: list[str] = field(default_factory=list)
+
+    @property
+    def lacks_source(self) -> bool:
+        """Whether the run that the study starts from is not here."""
+        folders = [Path(one.removeprefix("init_from=")) for one in self.study if one.startswith("init_from=")]
+        return any(not (folder / Summary.FILE).exists() for folder in folders)
 
     @classmethod
     def load(cls, file: Path) -> Self:

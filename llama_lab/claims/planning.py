@@ -68,7 +68,7 @@ def is_of_other_data(archive: Path, plan: Plan) -> bool:
 
 def changed_loss(archive: Path, config_dir: str | None) -> str:
     """How a loss in the first steps of an archive's first run has changed, run again; empty if none has."""
-    row = next(row for row in rows_of(archive) if not any(one.startswith("init_from=") for one in row["overrides"]))
+    row = next(rows_of(archive))
     logged = {int(one["step"]): one["train/loss"] for one in curve(row) if "train/loss" in one}
     spans = [(start, end) for start, end in pairwise([0, *logged]) if start < FIRST]
     losses: list[float] = []

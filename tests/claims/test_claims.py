@@ -144,7 +144,7 @@ def test_every_page_is_made_from_what_is_committed(monkeypatch: pytest.MonkeyPat
     assert "python -m llama_lab.claims depths_gpu  # on a GPU\n" in pages["depths_gpu.md"]
 
 
-STUDIES = [name for name, claim in all_claims(TOP / "claims").items() if claim.study]
+STUDIES = [name for name, claim in all_claims(TOP / "claims").items() if claim.study and not claim.source]
 TWO_HOURS = 2 * 3600 * 5e10  # FLOPs of two cores
 
 
@@ -257,6 +257,26 @@ def test_losses_of_the_first_steps_that_have_changed_make_it_stale(trained: Path
     trained.write_text(trained.read_text().replace(loss, f"{1.01 * float(loss)}"))
     found = changed_loss(trained, None)
     assert found == f"its loss was {1.01 * float(loss):.4f} at step 6, and is {float(loss):.4f} now"
+
+
+@pytest.mark.process
+def test_a_claim_may_start_from_a_run_that_is_trained_first(trained: Path) -> None:
+    settings = [one for one in TINY.study if not one.startswith("study")]
+    source = [*settings, "norm=rmsnorm", "arch=llama", "name=source", "arm=base"]
+    start = ["init_from=runs/source/base/seed=1", "match=none"]
+    claim = replace(TINY, name="changed", study=[*TINY.study, *start], source=source)
+    assert "would take" not in command.state(claim, [], check=False)
+    command.run(claim, [])
+    rows = [*rows_of(command.archive_of(claim, "cpu"))]
+    assert {row["init_hash"] for row in rows} != {""}
+    assert changed_arms(command.archive_of(claim, "cpu")) == []
+    shutil.rmtree("runs")
+    command.run(claim, [])
+    assert [row["last:val/loss"] for row in rows_of(command.archive_of(claim, "cpu"))] == [
+        row["last:val/loss"] for row in rows
+    ]
+    ran = Judged("cpu", [], hours=0.3)
+    assert "its first steps are of trained weights, and not run again" in command.state(claim, [ran], check=True)
 
 
 @pytest.mark.process

@@ -259,7 +259,7 @@ def test_losses_of_the_first_steps_that_have_changed_make_it_stale(trained: Path
     assert found == f"its loss was {1.01 * float(loss):.4f} at step 6, and is {float(loss):.4f} now"
 
 
-@pytest.mark.process
+@pytest.mark.slow
 def test_a_claim_may_start_from_a_run_that_is_trained_first(trained: Path) -> None:
     settings = [one for one in TINY.study if not one.startswith("study")]
     source = [*settings, "norm=rmsnorm", "arch=llama", "name=source", "arm=base"]

@@ -126,6 +126,14 @@ class RootMeanSquare(torch.autograd.Function):
         return by_x, by_gain, None
 
 
+class Centring(nn.Identity):
+    """Subtract the mean: of LayerNorm, what RMSNorm leaves out (Zhang & Sennrich 2019, section 3)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Centre `x (..., dim)`."""
+        return (x.float() - x.float().mean(-1, keepdim=True)).type_as(x)
+
+
 class NoNorm(nn.Identity):
     """No normalisation: the identity, for any width."""
 

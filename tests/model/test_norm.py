@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from llama_lab.model.norm import LayerNorm, RMSNorm
+from llama_lab.model.norm import Centring, LayerNorm, RMSNorm
 
 X = 3 * torch.randn(4, 5, 12, generator=torch.Generator().manual_seed(0)) + 1
 GAIN, BIAS = torch.randn(2, 12, generator=torch.Generator().manual_seed(1))
@@ -49,6 +49,10 @@ def test_norms_without_a_gain_learn_nothing(ours: type[nn.Module], oracle: type[
     agree(norm, oracle(12, 0.1, elementwise_affine=False))
     with torch.no_grad():
         torch.testing.assert_close(norm(X), ours(12, 0.1)(X))
+
+
+def test_centring_is_what_layernorm_does_before_rmsnorm() -> None:
+    agree(nn.Sequential(Centring(12), RMSNorm(12, 0.1, gain=False)), nn.LayerNorm(12, 0.1, elementwise_affine=False))
 
 
 @pytest.mark.parametrize("norm", [LayerNorm, RMSNorm])

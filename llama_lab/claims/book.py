@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -38,7 +38,10 @@ class Judged:
 
 
 WIDTH = 400  # points
-HEAD = "# Claims\n\n`python -m llama_lab.claims` makes this page.\n\n"
+HEAD = (
+    "# Claims\n\n`python -m llama_lab.claims` makes this page. Speeds on the pages of claims are tokens per second: "
+    "means of rounds in turn, the lowest and the highest.\n\n"
+)
 Book = Mapping[str, tuple[Claim, Sequence[Judged]]]
 """Each claim by name, with what was found."""
 
@@ -80,12 +83,9 @@ def study_lines(judged: Judged, result: Result) -> list[str]:
     """What was measured, and on what."""
     machine = ", ".join(dict.fromkeys(r.environment.cpu for r in result.started))
     tests = "" if result.tests == "none" else f"; intervals are those of {result.tests}"
+    shown = tables(result)
     return [
-        "| arm | loss, nats per token | seeds |",
-        "|---|---|---|",
-        *(f"| {arm.name} | {arm.loss.text if arm.loss else '-'} | {len(arm.records)} |" for arm in result.arms),
-        "",
-        *([markdown_table(tables(result)["costs"])] if result.speed else []),
+        *(markdown_table(replace(shown[slug], caption="")).rstrip() + "\n" for slug in ("losses", "costs")),
         f"{machine}, {judged.dates}, {judged.hours:.1f} hours of training{tests}.",
         "",
         *(f"- {warning}" for warning in (*result.warnings, *result.notes)),

@@ -1,7 +1,7 @@
 """Verdicts on statements, computed from paired differences over seeds."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from scipy import stats
@@ -49,13 +49,20 @@ def comparison(said: Statement, result: Result) -> Comparison | None:
     """A statement's two arms: of losses the study's test, else a paired t-test; None if they were not run."""
     if said.quantity == "loss":
         tested = (*result.pairs, *(one for arm in result.arms for one in (arm.to_previous, arm.to_baseline) if one))
-        return next((one for one in tested if (one.arm, one.against) == (said.arm, said.against)), None)
+        pairs = (*tested, *map(turned, tested))
+        return next((one for one in pairs if (one.arm, one.against) == (said.arm, said.against)), None)
     of_arm = {arm.name: values(said.quantity, arm, result) for arm in result.arms}
     ours, theirs = of_arm.get(said.arm, {}), of_arm.get(said.against, {})
     if not (both := [key for key in ours if key in theirs]):
         return None
     change = paired_difference([ours[key] for key in both], [theirs[key] for key in both])
     return Comparison(said.arm, said.against, tuple(both), change, None)
+
+
+def turned(found: Comparison) -> Comparison:
+    """The same of the other arm."""
+    nats = found.nats and replace(found.nats, mean=-found.nats.mean, low=-found.nats.high, high=-found.nats.low)
+    return replace(found, arm=found.against, against=found.arm, nats=nats)
 
 
 def values(quantity: str, arm: ArmResult, result: Result) -> dict[int, float]:

@@ -122,6 +122,16 @@ def test_speeds_are_judged_by_the_logarithm_of_their_ratio_over_rounds() -> None
     assert verdict(replace(said, quantity="decode"), study).word == "not run"
 
 
+def test_a_pair_of_arms_is_found_in_either_order() -> None:
+    found = simulated(-0.1, 0.03)
+    study = replace(result(), pairs=(found,))
+    assert comparison(statement("lower"), study) == found
+    other = replace(statement("higher"), arm="old", against="new")
+    assert found.nats is not None
+    assert verdict(statement("lower"), study).word == verdict(other, study).word == "holds"
+    assert f"+{-found.nats.low:.3f}]" in verdict(other, study).why
+
+
 def test_losses_of_longer_windows_are_paired_by_seed() -> None:
     said = replace(statement("higher"), quantity="longest")
     study = result(longest={"new": [5.0, 5.2, 5.1], "old": [4.0, 4.1, 4.05]})

@@ -200,8 +200,7 @@ def read(file: Path) -> tuple[dict[str, Any], tuple[Path, ...]]:
     text = file.read_text(encoding="utf-8")
     header = re.match(r"# @package (\S+)", text)
     package = header[1] if header and header[1] != "_global_" else ""
-    content = OmegaConf.to_container(OmegaConf.create(text))
-    assert isinstance(content, dict)
+    content: Any = OmegaConf.to_container(OmegaConf.create(text))
     parents = [parent for parent in content.pop("defaults", []) if isinstance(parent, str) and parent != "_self_"]
     files = ((CONF_DIR if p.startswith("/") else file.parent) / f"{p.strip('/')}.yaml" for p in parents)
     return flatten(content, package), tuple(files)

@@ -104,8 +104,7 @@ def _settings(text: str) -> dict[str, Any]:
     content = OmegaConf.load(StringIO(text))
     if not content or not isinstance(content, DictConfig):
         raise ValueError("it holds no settings")
-    stored = OmegaConf.to_container(content)
-    assert isinstance(stored, dict)
+    stored: Any = OmegaConf.to_container(content)
     return {str(key): value for key, value in stored.items()}
 
 

@@ -133,10 +133,8 @@ def anatomy(name: str, model: Decoder, settings: DictConfig) -> Anatomy:
     encodings = [one for tower in reversed(model.towers) for one in tower.encodings]
     if acting := [one for one in encodings if type(one) is not Position]:
         position = reader.part("position", acting[0], "position", *acting[1:])
-    encoders = [tower for tower in model.towers if tower is not model]
-    of_encoder = [kind for tower in encoders for kind in reader.kinds("encoder.", tower)]
-    encoder_norm = reader.last_norm("encoder.", encoders[0]) if encoders else None
-    layers, norm = reader.kinds("", model), reader.last_norm("", model)
+    *encoders, (layers, norm) = map(reader.tower, model.towers)
+    of_encoder, encoder_norm = encoders[0] if encoders else ((), None)
     out = reader.part("embedding.head", head, "embedding")
     return Anatomy(
         name=name,
@@ -195,19 +193,16 @@ class Reader:
             state=state,
         )
 
-    def kinds(self, prefix: str, tower: Tower) -> list[tuple[Layer, tuple[int, ...]]]:
-        """Each kind of block of a tower, and the numbers of its layers. prefix: of the names of its modules."""
+    def tower(self, tower: Tower) -> tuple[Sequence[tuple[Layer, tuple[int, ...]]], Part | None]:
+        """Each kind of block of a tower, with the numbers of its layers, and the norm with which it ends."""
+        prefix, norm = "" if tower is self.model else "encoder.", tower.norm
         found: dict[str, tuple[Layer, tuple[int, ...]]] = {}
         for i, block in enumerate(tower.blocks):
             layer = self.layer(prefix, tower, i, block)
             _, numbers = found.get(str(layer), (layer, ()))
             found[str(layer)] = (layer, (*numbers, i + 1))
-        return [*found.values()]
-
-    def last_norm(self, prefix: str, tower: Tower) -> Part | None:
-        """The norm with which a tower ends."""
-        norm = tower.norm
-        return None if norm is None or isinstance(norm, UNSEEN) else self.part(f"{prefix}norm", norm, "norm")
+        end = None if norm is None or isinstance(norm, UNSEEN) else self.part(f"{prefix}norm", norm, "norm")
+        return [*found.values()], end
 
     def layer(self, prefix: str, tower: Tower, index: int, block: nn.Module) -> Layer:
         """A block with its children as parts, and what is left of its cost."""

@@ -7,6 +7,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -166,10 +167,11 @@ def evaluate(path: Path, settings: DictConfig, imported: TrainedRun | None = Non
 
 def write(path: Path, settings: DictConfig, imported: TrainedRun | None = None) -> None:
     """Continue the prompts of `settings` with the run in a folder, on standard output. Raises ConfigError."""
-    subject = open_subject(path, settings, imported)
+    subject, prompts = open_subject(path, settings, imported), prompts_of(settings)
+    check_decodes(subject.run.model, f"prompt={prompts[0]}", "leave it out")
     if imported is None and (status := Status.load(path).status) != "done":
         print(f"run={path}: is {status}; this is what it writes after {subject.run.step:,} steps", file=sys.stderr)
-    write_texts(subject.run, subject.served, prompts_of(settings), settings)
+    write_texts(subject.run, subject.served, prompts, settings)
 
 
 def prompts_of(settings: DictConfig) -> list[str]:
@@ -196,8 +198,7 @@ def open_subject(path: Path, settings: DictConfig, imported: TrainedRun | None =
             raise ConfigError(f"{key}: is for imported models, and run={path} has a text of its own; leave it out")
     run = imported or load_run(path, Trust.of_command(tuple(settings.trust)), settings.weights)
     wanted = {key: value for key, value in settings.trainer.items() if value != AS_TRAINED}
-    here = OmegaConf.merge(run.cfg.trainer, wanted, {"devices": 1, "num_nodes": 1, "strategy": "auto"})
-    assert isinstance(here, DictConfig)
+    here: Any = OmegaConf.merge(run.cfg.trainer, wanted, {"devices": 1, "num_nodes": 1, "strategy": "auto"})
     return Subject(run, settings, choose_hardware(here))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import OmegaConf
@@ -14,6 +15,7 @@ from torch.func import functional_call
 
 from llama_lab.config.trust import Trust
 from llama_lab.data.hub import is_hub_name, report_hub_errors
+from llama_lab.data.tokenizer import SPECIAL_TOKENS_MAP, TOKENIZER_CONFIG
 from llama_lab.model import Decoder
 from llama_lab.runs.folder import OVERRIDES, RESOLVED, TOKENIZER, write_yaml
 from llama_lab.util.errors import ConfigError, first_line
@@ -26,13 +28,7 @@ from .overrides import overrides_of
 from .settings import Settings
 from .tensors import check_finite, write_json, write_weights
 
-TOKENIZER_FILES = (
-    TOKENIZER,
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-)
+TOKENIZER_FILES = (TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS_MAP, "added_tokens.json", "chat_template.jinja")
 CHECKED_TOKENS = 64
 DOWNLOADED = ["*.json", "*.safetensors", "*.jinja"]
 
@@ -87,9 +83,8 @@ def export_model(
 
 def settings_of(loaded: Loaded) -> Settings:
     """The settings of a model that its output depends on."""
-    node = OmegaConf.to_container(loaded.cfg.model, resolve=True)
-    assert isinstance(node, dict)
-    return flat_settings({str(key): value for key, value in node.items()} | {"vocab_size": loaded.model.vocab_size})
+    node: Any = OmegaConf.to_container(loaded.cfg.model, resolve=True)
+    return flat_settings(node | {"vocab_size": loaded.model.vocab_size})
 
 
 def nearest_family(loaded: Loaded, settings: Settings) -> tuple[Family, list[str]]:

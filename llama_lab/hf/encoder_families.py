@@ -44,13 +44,8 @@ def tower(name: str, last: int) -> Weights:
     }
 
 
-def scaled_logits(ours: Settings) -> float:
-    """What multiplies the logits of a tied head."""
-    return float(ours["dim"] ** -0.5)
-
-
 HEADS: dict[Any, Settings] = {
-    True: {"embedding.tied": True, "embedding.logit_scale": scaled_logits},
+    True: {"embedding.tied": True, "embedding.logit_scale": lambda ours: ours["dim"] ** -0.5},
     False: {"embedding.tied": False, "embedding.logit_scale": 1.0},
 }
 T5 = Family(

@@ -9,6 +9,7 @@ from .terms import (
     GATE_AND_UP,
     GATE_AND_UP_BIASES,
     GATED_BIASES,
+    LLAMA_EXPERTS,
     MIXTURE,
     ROUTING,
     STACKED,
@@ -20,7 +21,6 @@ from .terms import (
     of_each_expert,
 )
 
-LLAMA_EXPERTS = expert_weights("model.layers.#.mlp", ("gate_proj", "up_proj", "down_proj"), "gate")
 MIXTRAL = llama.MISTRAL.derive(
     "mixtral",
     "MixtralForCausalLM",

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .by_layer import ABSENT, GROUPED, MIXER, SomeMixers, at_attention, at_layer, node_key, with_layers, without_layers
-from .settings import MODEL, Setting, Settings, Value, equal, flatten, nest, shown
+from .settings import MODEL, Setting, Settings, Value, as_tuple, equal, flatten, nest, shown
 
 ATTENTION = {
     MIXER: GROUPED,
@@ -267,11 +267,9 @@ class Family:
                 source = source(own) if callable(source) else source
                 their_name, fusion = (source, WHOLE) if isinstance(source, str) else source
                 for kind in ("weight", "bias") if "*" in their_name else ("",):
-                    ours, theirs = (
-                        [name.replace("#", str(layer)).replace("*", kind) for name in names]
-                        for names in (our_names, (their_name,))
-                    )
-                    yield tuple(ours), theirs[0], fusion, own
+                    every = (*our_names, their_name)
+                    *ours, theirs = (name.replace("#", str(layer)).replace("*", kind) for name in every)
+                    yield tuple(ours), theirs, fusion, own
 
     def weights_of(self, own: Settings) -> Weights:
         """Where the weights of a layer with these settings are kept."""
@@ -308,11 +306,6 @@ class Family:
                 canonical = f"{self.ends[1].partition('.')[0]}.{canonical}"
             found[name] = canonical
         return found
-
-
-def as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Names of parameters that are kept together."""
-    return (names,) if isinstance(names, str) else names
 
 
 def changed(weights: Weights, others: Weights) -> Weights:

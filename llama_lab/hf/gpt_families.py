@@ -7,7 +7,7 @@ import torch
 from .by_layer import GlobalAndLocal, ScaleByLayer, SomeRotary, Windows, sliding
 from .family import Family, Fusion, Weights
 from .rotary import ROPE, RotaryOrAlibi, RotaryPosition
-from .settings import Choice, Fixed, Quotient, ScoreScale, Setting, Settings, Unread, Value
+from .settings import Choice, Fixed, Quotient, ScoreScale, Setting, Unread, Value
 from .terms import (
     ACTIVATIONS,
     ALIBI,
@@ -211,11 +211,6 @@ BLOOM = Family(
 )
 
 
-def has_two_norms(ours: Settings) -> bool:
-    """Whether parallel attention and feed-forward have a norm each."""
-    return block("Parallel").items() <= ours.items()
-
-
 FALCON_40B = Family(
     "falcon",
     "FalconForCausalLM",
@@ -234,7 +229,7 @@ FALCON_40B = Family(
     BLOOM_NAMES
     | {
         "blocks.#.attention_norm.*": lambda ours: (
-            f"transformer.h.#.{'ln_attn' if has_two_norms(ours) else 'input_layernorm'}.*"
+            f"transformer.h.#.{'ln_attn' if block('Parallel').items() <= ours.items() else 'input_layernorm'}.*"
         ),
         "blocks.#.ffn_norm.*": "transformer.h.#.ln_mlp.*",
     },

@@ -4,16 +4,7 @@ import math
 
 from torch import Tensor
 
-from .by_layer import (
-    BIAS_STEP,
-    SLIDING,
-    RotaryByKind,
-    RotaryByLayer,
-    SomeExperts,
-    SomeRotary,
-    Windows,
-    sliding,
-)
+from .by_layer import BIAS_STEP, SLIDING, RotaryByKind, RotaryByLayer, SomeExperts, SomeRotary, Windows, sliding
 from .family import ATTENTION, Family, Fusion
 from .rotary import ORIGINAL, PHI3_KINDS, LatentRotary, RotaryPosition, SteppedLatentRotary, SteppedRotary
 from .settings import (
@@ -38,6 +29,7 @@ from .terms import (
     GATED,
     GELU_TANH,
     GEMMA_NORM,
+    LLAMA_EXPERTS,
     LLAMA_NAMES,
     MIXTURE,
     PLAIN,
@@ -49,7 +41,6 @@ from .terms import (
     STACKED,
     block,
     component,
-    expert_weights,
     fields,
     head_width,
     like,
@@ -93,10 +84,7 @@ OLMO2 = BASE.derive(
 )
 OLMO3_WINDOWS = Windows(4096, every=4)
 OLMO3 = OLMO2.derive(
-    "olmo3",
-    "Olmo3ForCausalLM",
-    OLMO3_WINDOWS,
-    RotaryByKind(OLMO3_WINDOWS, full=500_000.0, sliding=500_000.0),
+    "olmo3", "Olmo3ForCausalLM", OLMO3_WINDOWS, RotaryByKind(OLMO3_WINDOWS, full=500_000.0, sliding=500_000.0)
 )
 EXAONE4_WINDOWS = Windows(4096, every=4, nullable=True, pattern="sliding_window_pattern")
 
@@ -263,11 +251,6 @@ EXPERTS = Unread(  # of layers that are all dense
 )
 
 
-def query_of_latent(ours: Settings) -> str:
-    """Their name of the first or only map to the queries."""
-    return f"model.layers.#.self_attn.{'q_proj' if ours.get('attention.query_rank') is None else 'q_a_proj'}.*"
-
-
 def latents(
     kv_rank: int = 512,
     query_rank: int = 1536,
@@ -312,13 +295,15 @@ DEEPSEEK_V3 = BASE.derive(
     ROUTING,
     Unread("num_mtp_layers|num_nextn_predict_layers"),  # which predict more tokens, beside the model
     weights={
-        "blocks.#.attention.query.*": query_of_latent,
+        "blocks.#.attention.query.*": lambda ours: (  # the first or only map
+            f"model.layers.#.self_attn.{'q_proj' if ours.get('attention.query_rank') is None else 'q_a_proj'}.*"
+        ),
         "blocks.#.attention.query_norm.*": "model.layers.#.self_attn.q_a_layernorm.*",
         "blocks.#.attention.query_up.*": "model.layers.#.self_attn.q_b_proj.*",
         "blocks.#.attention.latent.*": "model.layers.#.self_attn.kv_a_proj_with_mqa.*",
         "blocks.#.attention.latent_norm.*": "model.layers.#.self_attn.kv_a_layernorm.*",
         "blocks.#.attention.latent_up.*": "model.layers.#.self_attn.kv_b_proj.*",
-        **expert_weights("model.layers.#.mlp", ("gate_proj", "up_proj", "down_proj"), "gate"),
+        **LLAMA_EXPERTS,
         "blocks.#.ffn.choice_bias": "model.layers.#.mlp.gate.e_score_correction_bias",
         **{f"blocks.#.ffn.shared.{part}.*": f"model.layers.#.mlp.shared_experts.{part}_proj.*" for part in FFN},
     },

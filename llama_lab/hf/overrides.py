@@ -72,23 +72,19 @@ def choices(group: str) -> dict[str, DictConfig]:
 def option_node(group: str, option: str) -> DictConfig:
     """What an option of a packaged group sets, with the options in its defaults list, unresolved."""
     text = option_file(group, option).read_text(encoding="utf-8")
-    content = OmegaConf.create(text)
+    content: Any = OmegaConf.create(text)
     header = re.match(r"# @package (\S+)", text)
-    assert isinstance(content, DictConfig)
     assert header is not None
     parents = [option_node(group, parent) for parent in content.pop("defaults", []) if parent != "_self_"]
-    merged = OmegaConf.merge(*parents, nest({header[1]: content}))
-    assert isinstance(merged, DictConfig)
-    return merged
+    return OmegaConf.merge(*parents, nest({header[1]: content}))  # type: ignore[return-value]
 
 
 def composed(nodes: list[DictConfig], settings: Settings) -> Settings:
     """The settings that options compose at the sizes of `settings`."""
     sizes = nest({f"model.{key}": settings[key] for key in SIZES})
     cfg = OmegaConf.merge(sizes, *nodes, sizes)
-    node = OmegaConf.to_container(cfg.model, resolve=True)
-    assert isinstance(node, dict)
-    return flat_settings({str(key): value for key, value in node.items()})
+    node: Any = OmegaConf.to_container(cfg.model, resolve=True)
+    return flat_settings(node)
 
 
 def distance(group: str, wanted: Settings, found: Settings) -> tuple[bool, int, int]:

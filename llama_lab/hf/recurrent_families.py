@@ -6,7 +6,6 @@ from fractions import Fraction
 
 from . import llama_families as llama
 from .by_layer import BIAS_STEP, FULL, LINEAR, NOPE, SomeExperts, SomeMixers, every, numbered
-from .expert_families import LLAMA_EXPERTS
 from .family import Family, Fusion, Weights
 from .rotary import RotaryPosition
 from .settings import (
@@ -30,6 +29,7 @@ from .terms import (
     GATE_UP,
     GEMMA_NORM,
     LLAMA_ATTENTION,
+    LLAMA_EXPERTS,
     MIXTURE,
     RMS_NORM,
     ROUTING,
@@ -71,6 +71,15 @@ PROJECTIONS, CONVS = (tuple(f"blocks.#.attention.{part}.{kind}.*" for part in PA
 GATE, BETA, STEP = (f"blocks.#.attention.{part}.*" for part in ("gate.project", "beta", "decay.step"))
 QUERIES_KEYS_VALUES = joined(of_keys, of_keys, of_values)
 LINEAR_ATTENTION = "model.layers.#.linear_attn"
+
+
+def decay_and_output(mixer: str, norm: str, output: str) -> Weights:
+    """Where a recurrent mixer keeps its decay, the norm of its heads, and its output."""
+    ours = ("decay.rate", "decay.bias", "norm.*", "output.*")
+    theirs = ("A_log", "dt_bias", f"{norm}.*", f"{output}.*")
+    return {f"blocks.#.attention.{own}": f"{mixer}.{kept}" for own, kept in zip(ours, theirs, strict=True)}
+
+
 QWEN3_5 = llama.BASE.derive(
     "qwen3_5_text",
     "Qwen3_5ForCausalLM",
@@ -101,10 +110,7 @@ QWEN3_5 = llama.BASE.derive(
         GATE: f"{LINEAR_ATTENTION}.in_proj_z.*",
         BETA: f"{LINEAR_ATTENTION}.in_proj_b.*",
         STEP: f"{LINEAR_ATTENTION}.in_proj_a.*",
-        "blocks.#.attention.decay.rate": f"{LINEAR_ATTENTION}.A_log",
-        "blocks.#.attention.decay.bias": f"{LINEAR_ATTENTION}.dt_bias",
-        "blocks.#.attention.norm.*": f"{LINEAR_ATTENTION}.norm.*",
-        "blocks.#.attention.output.*": f"{LINEAR_ATTENTION}.out_proj.*",
+        **decay_and_output(LINEAR_ATTENTION, "norm", "out_proj"),
     },
 )
 QWEN3_NEXT = QWEN3_5.derive(
@@ -144,16 +150,6 @@ def of_states(own: Settings) -> int:
     return int(own["attention.n_groups"] * own["attention.key_dim"])
 
 
-def heads_per_width(own: Settings) -> Fraction:
-    """A state space's number of heads over the width of the model."""
-    return Fraction(own["attention.value_heads"], own["dim"])
-
-
-def half_of_heads(own: Settings) -> int:
-    """A number of heads that nothing reads where there is no attention: that of `attention=mamba2`."""
-    return max(1, int(own["attention.value_heads"]) // 2)
-
-
 MAMBA: Settings = component("attention", "recurrent.Mamba2")
 
 
@@ -165,7 +161,7 @@ def state_space(names: str, state: int, groups: int) -> tuple[Setting, ...]:
         Value(n_groups, "attention.n_groups", groups),
         Value(key_dim, "attention.key_dim", state),
         Value(conv, "attention.conv", 4),
-        Multiple(expand, "attention.value_dim", 2, by=heads_per_width),
+        Multiple(expand, "attention.value_dim", 2, by=lambda own: Fraction(own["attention.value_heads"], own["dim"])),
         Fixed(width, lambda ours: ours.get("attention.value_dim")),
         Fixed(conv_bias, True),
         Fixed(bias, False),
@@ -184,18 +180,17 @@ def state_space_weights(mixer: str) -> Weights:
             joined(of_values, of_values, of_states, of_states, "attention.value_heads"),
         ),
         tuple(f"{head}.conv.*" for head in heads): (f"{mixer}.conv1d.*", joined(of_values, of_states, of_states)),
-        f"{part}.decay.rate": f"{mixer}.A_log",
-        f"{part}.decay.bias": f"{mixer}.dt_bias",
         f"{part}.skip.weight": f"{mixer}.D",
-        f"{part}.norm.*": f"{mixer}.norm.*",
-        f"{part}.output.*": f"{mixer}.out_proj.*",
+        **decay_and_output(mixer, "norm", "out_proj"),
     }
 
 
 MAMBA2 = Family(
     "mamba2",
     "Mamba2ForCausalLM",
-    RMS_NORM | NOPE | block("MixerOnly") | {"ffn": None, "hidden_dim": None, "n_heads": half_of_heads},
+    RMS_NORM
+    | (NOPE | block("MixerOnly") | {"ffn": None, "hidden_dim": None})
+    | {"n_heads": lambda own: max(1, int(own["attention.value_heads"]) // 2)},  # as of attention=mamba2; unread
     (
         *fields(vocab_size=32768, hidden_size=4096, num_hidden_layers=64, layer_norm_epsilon=1e-5),
         *fields(tie_word_embeddings=False),
@@ -260,21 +255,13 @@ def last_of_four(config: Settings, ours: Settings) -> list[str]:
     return [LINEAR if (layer + 1) % period else FULL for layer in range(ours["n_layers"])]
 
 
-def three_quarters(ours: Settings) -> int:
-    """The width of a key, of three quarters of the model's width."""
-    return int(0.75 * ours["dim"] / ours["attention.key_heads"])
-
-
 def apart(mixer: str) -> Weights:
     """Where a gated delta rule is kept whose queries, keys and values have a tensor each."""
     return {
         **{project: f"{mixer}.{part[0]}_proj.*" for project, part in zip(PROJECTIONS, PARTS, strict=True)},
         **{conv: f"{mixer}.{part[0]}_conv1d.*" for conv, part in zip(CONVS, PARTS, strict=True)},
         BETA: f"{mixer}.b_proj.*",
-        "blocks.#.attention.decay.rate": f"{mixer}.A_log",
-        "blocks.#.attention.decay.bias": f"{mixer}.dt_bias",
-        "blocks.#.attention.norm.*": f"{mixer}.o_norm.*",
-        "blocks.#.attention.output.*": f"{mixer}.o_proj.*",
+        **decay_and_output(mixer, "o_norm", "o_proj"),
     }
 
 
@@ -289,8 +276,8 @@ OLMO_HYBRID = llama.OLMO2.derive(
         DELTA | block("PreNorm") | {"attention.norm_eps": 1e-5},
         (
             *fields(linear_num_key_heads=like("n_heads"), linear_num_value_heads=like("n_heads")),
-            *fields(linear_key_head_dim=three_quarters, linear_conv_kernel_dim=4),
-            *fields(linear_value_head_dim=lambda ours: 2 * ours["attention.key_dim"]),
+            *fields(linear_key_head_dim=lambda ours: int(0.75 * ours["dim"] / ours["attention.key_heads"])),
+            *fields(linear_value_head_dim=lambda ours: 2 * ours["attention.key_dim"], linear_conv_kernel_dim=4),
             Value("linear_allow_neg_eigval", "attention.negative", True),
             Fixed("hidden_act", "silu"),  # of convolutions, too
         ),

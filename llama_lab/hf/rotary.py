@@ -10,38 +10,16 @@ from .settings import MODEL, Setting, Settings, below, equal, nest, number, numb
 ROPE = f"{MODEL}.position.Rope"
 PHI3_KINDS = ("longrope",)  # whose class calls it "su" or "yarn", too
 ORIGINAL, BETA = "original_max_position_embeddings", "llama_4_scaling_beta"
-# Their type of RoPE scaling: our class, and their names of its fields with transformers' defaults.
-SCALINGS: dict[str, tuple[str, dict[str, tuple[str, Any]]]] = {
-    "linear": ("LinearScaling", {"factor": ("factor", None)}),
-    "yarn": (
-        "YarnScaling",
-        {
-            "factor": ("factor", None),
-            "original_max_seq_len": (ORIGINAL, None),
-            "beta_fast": ("beta_fast", 32.0),
-            "beta_slow": ("beta_slow", 1.0),
-            "truncate": ("truncate", True),
-        },
-    ),
-    "longrope": (
-        "LongRopeScaling",
-        {
-            "factor": ("factor", None),
-            "original_max_seq_len": (ORIGINAL, None),
-            "short_factors": ("short_factor", None),
-            "long_factors": ("long_factor", None),
-        },
-    ),
-    "llama3": (
-        "Llama3Scaling",
-        {
-            "factor": ("factor", None),
-            "original_max_seq_len": (ORIGINAL, None),
-            "low_freq_factor": ("low_freq_factor", None),
-            "high_freq_factor": ("high_freq_factor", None),
-        },
-    ),
+# Their type of RoPE scaling: our class, and its fields.
+SCALINGS = {
+    "linear": ("LinearScaling", ("factor",)),
+    "yarn": ("YarnScaling", ("factor", "original_max_seq_len", "beta_fast", "beta_slow", "truncate")),
+    "longrope": ("LongRopeScaling", ("factor", "original_max_seq_len", "short_factors", "long_factors")),
+    "llama3": ("Llama3Scaling", ("factor", "original_max_seq_len", "low_freq_factor", "high_freq_factor")),
 }
+# Their names of these fields where they have others, and transformers' defaults.
+THEIRS = {"original_max_seq_len": ORIGINAL, "short_factors": "short_factor", "long_factors": "long_factor"}
+DEFAULTS = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
 
 
 @dataclass(frozen=True)
@@ -114,9 +92,10 @@ class RotaryPosition(Setting):
         if original < 1:
             raise ValueError(f"rope_scaling {ORIGINAL}={original}: must be at least 1")
         derived = {ORIGINAL: original, "factor": ours["max_seq_len"] / original if kind == "longrope" else None}
-        for name, (theirs, default) in fields.items():
+        for name in fields:
+            theirs = THEIRS.get(name, name)
             value = numbers(f"rope_scaling {theirs}", rope.pop(theirs, None))
-            value = derived.get(theirs, default) if value is None else value
+            value = derived.get(theirs, DEFAULTS.get(name)) if value is None else value
             if value is None:
                 raise ValueError(f"rope_scaling type {kind}: has no {theirs}; add it to config.json")
             found[f"position.scaling.{name}"] = value
@@ -145,7 +124,7 @@ class RotaryPosition(Setting):
         for kind, (ours_name, fields) in SCALINGS.items():
             if ours_name == scaling:
                 rope["rope_type"] = kind
-                rope |= {theirs: ours[f"position.scaling.{name}"] for name, (theirs, _) in fields.items()}
+                rope |= {THEIRS.get(name, name): ours[f"position.scaling.{name}"] for name in fields}
         older = {name: value for name, value in zip(self.older, (theta, fraction), strict=False) if name in self.names}
         if rope["rope_type"] == "yarn":
             rope |= write_sharpness(ours)

@@ -56,6 +56,11 @@ class Setting:
         return {}
 
 
+def as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    """One name, or several that stand for one thing."""
+    return (names,) if isinstance(names, str) else names
+
+
 def derive(value: Any, ours: Settings) -> Any:
     """A value, or the result of the function that derives it."""
     return value(ours) if callable(value) else value
@@ -94,21 +99,16 @@ class Value(Setting):
     default: Any | Derived
     nullable: bool = False
 
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Our keys of it."""
-        return (self.ours,) if isinstance(self.ours, str) else self.ours
-
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
         theirs = [(name, config[name]) for name in self.names if name in config]
         found = [number(name, value) for name, value in theirs if self.nullable or value is not None]
         value = found[-1] if found else derive(self.default, ours)
-        return dict.fromkeys(self.keys, self.as_ours(value, ours))
+        return dict.fromkeys(as_tuple(self.ours), self.as_ours(value, ours))
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`; their classes refuse a whole number where they declare a float."""
-        value = self.as_theirs(ours.get(self.keys[0]), ours)
+        value = self.as_theirs(ours.get(as_tuple(self.ours)[0]), ours)
         return {self.names[0]: real(value) if isinstance(self.default, float | None) else value}
 
     def as_ours(self, value: Any, ours: Settings) -> Any:
@@ -176,7 +176,7 @@ class Multiple(Quotient):
 
     def write(self, ours: Settings) -> Settings:
         """See `Setting`; nothing for a model without it."""
-        return super().write(ours) if self.keys[0] in ours else {}
+        return super().write(ours) if as_tuple(self.ours)[0] in ours else {}
 
 
 @dataclass(frozen=True)
@@ -238,11 +238,8 @@ class Fixed(Setting):
 
     def read(self, config: Settings, ours: Settings) -> Settings:
         """See `Setting`."""
-        wanted = derive(self.value, ours)
-        found = config.get(self.name)
-        if found is None:
-            found = wanted
-        if not equal(found, wanted):
+        wanted, found = derive(self.value, ours), config.get(self.name)
+        if found is not None and not equal(found, wanted):
             raise ValueError(f"{self.name}={found}: no switch; only {self.name}={wanted} is expressed")
         return {}
 

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -143,8 +144,4 @@ def write_json(file: Path, content: Mapping[str, Any]) -> None:
 
 def common_dtype(weights: Mapping[str, Tensor]) -> torch.dtype:
     """The dtype that holds all weights."""
-    dtypes = {weight.dtype for weight in weights.values()}
-    widest = dtypes.pop()
-    for dtype in dtypes:
-        widest = torch.promote_types(widest, dtype)
-    return widest
+    return reduce(torch.promote_types, {weight.dtype for weight in weights.values()})

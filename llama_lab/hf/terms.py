@@ -261,6 +261,7 @@ LLAMA_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "
 LLAMA_NORMS = ("input_layernorm", "post_attention_layernorm")
 LLAMA_FFN = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
 LLAMA_ENDS = ("model.embed_tokens", "model.norm")
+LLAMA_EXPERTS = expert_weights("model.layers.#.mlp", ("gate_proj", "up_proj", "down_proj"), "gate")
 LLAMA_NAMES = {
     **weights("model.layers.#", LLAMA_ATTENTION, LLAMA_NORMS, LLAMA_FFN, LLAMA_ENDS),
     **query_key_norms("norm"),

@@ -82,8 +82,7 @@ class SoftmaxAttention(Mixer):
             raise ValueError(f"attention.softcap={softcap}: must be positive, or null for none")
         if kernel == "sdpa" and softcap is not None:
             raise ValueError("attention.kernel=sdpa: it cannot cap scores; choose auto, or attention.softcap=null")
-        if scale is not None:
-            check_positive("attention.scale", scale)
+        check_positive("attention.scale", scale)
         self.mask_rule, self.scale, self.temperature, self.softcap = mask_rule, scale, temperature, softcap
         self.wants_fused = kernel == "sdpa"
         self.kernel = ("sdpa" if softcap is None else "reference") if kernel == "auto" else kernel
@@ -220,8 +219,7 @@ class GroupedQueryAttention(SoftmaxAttention):
             raise ValueError(
                 f"attention.chunk={chunk}: there is attention.window={window} too; set one of them to null"
             )
-        if clip_qkv is not None:
-            check_positive("attention.clip_qkv", clip_qkv)
+        check_positive("attention.clip_qkv", clip_qkv)
         if gate not in (None, "head", "element"):
             raise ValueError(f"attention.gate={gate}: unknown; choose head, element or null")
         if value_residual is not None and n_layers == 1:

@@ -76,8 +76,7 @@ class CrossAttention(Mixer):
         scale: float | None = None,
     ) -> None:
         super().__init__()
-        if scale is not None:
-            check_positive("cross_attention.scale", scale)
+        check_positive("cross_attention.scale", scale)
         self.n_heads, self.n_kv_heads, self.head_dim, self.scale = n_heads, n_kv_heads, head_dim, scale
         self.query = nn.Linear(dim, n_heads * head_dim, bias=query_bias)
         self.key = nn.Linear(dim, n_kv_heads * head_dim, bias=key_bias)

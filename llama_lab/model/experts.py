@@ -133,9 +133,8 @@ class MixtureOfExperts(nn.Module):
         for name, value, known in (("scores", scores, [*SCORES]), ("scope", scope, [*SCOPES])):
             if value not in known:
                 raise ValueError(f"ffn.{name}={value}: unknown; choose {' or '.join(known)}")
-        for name, size in (("scale", scale), ("balance_bias", balance_bias)):
-            if size is not None:
-                check_positive(f"ffn.{name}", size)
+        check_positive("ffn.scale", scale)
+        check_positive("ffn.balance_bias", balance_bias)
         for name, weight in (("balance_loss", balance_loss), ("z_loss", z_loss)):
             if weight is not None and weight < 0:
                 raise ValueError(f"ffn.{name}={weight}: must be at least 0, or null for none")

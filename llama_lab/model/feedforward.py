@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -99,21 +100,12 @@ class GatedFeedForward(nn.Module):
 class ClampedFeedForward(GatedFeedForward):
     """Gated, with inputs of at most `limit`, and one more than the linear one (gpt-oss, OpenAI 2025).
 
-    down(activation(min(gate(x), limit)) * (clamp(up(x), -limit, limit) + 1)); arguments as of `GatedFeedForward`.
+    down(activation(min(gate(x), limit)) * (clamp(up(x), -limit, limit) + 1)); other arguments: of `GatedFeedForward`.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        hidden_dim: int,
-        activation: Activation,
-        limit: float,
-        gate_bias: bool = False,
-        up_bias: bool = False,
-        down_bias: bool = False,
-    ) -> None:
+    def __init__(self, limit: float, **gated: Any) -> None:
         check_positive("ffn.limit", limit)
-        super().__init__(dim, hidden_dim, activation, gate_bias, up_bias, down_bias)
+        super().__init__(**gated)
         self.limit = limit
 
     def forward(self, x: Tensor) -> Tensor:

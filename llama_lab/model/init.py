@@ -108,9 +108,9 @@ class Truncated:
         nn.init.trunc_normal_(weight, 0.0, self.std, -bound, bound, generator=generator)
 
 
-def check_positive(name: str, value: float) -> None:
-    """Raise ValueError unless `value` is positive."""
-    if value <= 0:
+def check_positive(name: str, value: float | None) -> None:
+    """Raise ValueError unless `value` is positive, or None for none."""
+    if value is not None and value <= 0:
         raise ValueError(f"{name}={value}: must be positive")
 
 

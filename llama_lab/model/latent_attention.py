@@ -49,12 +49,8 @@ class LatentAttention(SoftmaxAttention):
         causal: bool = True,
     ) -> None:
         require_kv_heads(n_kv_heads, n_heads, f"attention=mla has keys and values for each head, {n_heads}")
-        for name, size in {
-            "kv_rank": kv_rank,
-            "query_rank": query_rank,
-            "nope_dim": nope_dim,
-            "value_dim": value_dim,
-        }.items():
+        sizes = {"kv_rank": kv_rank, "query_rank": query_rank, "nope_dim": nope_dim, "value_dim": value_dim}
+        for name, size in sizes.items():
             if size is not None and size < 1:
                 raise ValueError(f"attention.{name}={size}: must be a positive whole number")
         norm = norm_with(norm, "latent_eps", "eps", latent_eps)

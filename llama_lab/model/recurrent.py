@@ -310,8 +310,6 @@ class Mamba2(Recurrent):
         chunk_size: int = 64,
     ) -> None:
         require_kv_heads(n_kv_heads, n_heads, NO_KV_HEADS)
-        if not isinstance(value_heads, int) or value_heads < 1:
-            raise ValueError(f"attention.value_heads={value_heads}: must be a positive whole number")
         super().__init__(value_heads, key_dim, value_dim, chunk_size)
         if not isinstance(n_groups, int) or n_groups < 1 or value_heads % n_groups:
             raise ValueError(f"attention.n_groups={n_groups}: must divide the {value_heads} heads")

@@ -165,10 +165,7 @@ FIGURES: dict[str, tuple[Callable[[Result], Chart | list[Chart]], str]] = {
         "Compute-equivalent gain over the reference. Points: by the differences at one size and budget. Line: the laws "
         "of both. With 95% intervals.",
     ),
-    "iso_flop": (
-        compute.iso_flop,
-        "Loss at equal compute, by the law, with 95% intervals. Rings: the best size.",
-    ),
+    "iso_flop": (compute.iso_flop, "Loss at equal compute, by the law, with 95% intervals. Rings: the best size."),
     "learning_rates": (
         training.learning_rates,
         f"Loss over learning rate. Rings: each arm's best. Crosses: rates at which runs diverged. {SEEDS}",

@@ -283,13 +283,12 @@ class RunFolder:
 
 def resolved(cfg: DictConfig) -> dict[str, Any]:
     """The config without interpolations, and with absolute paths of data, tokenizer and `init_from`."""
-    config = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(config, dict)
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
     if config.get("init_from"):
         config["init_from"] = str(Path(config["init_from"]).absolute())
     make_absolute(config["data"])
     make_absolute(config["tokenizer"])
-    return config  # type: ignore[return-value]
+    return config  # type: ignore[no-any-return]
 
 
 def changes(before: Any, now: Any, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from llama_lab.data.data_module import open_objective
 from llama_lab.data.dataset import Examples
-from llama_lab.evaluation.evaluate import evaluate
+from llama_lab.evaluation.evaluate import evaluate, write
 from llama_lab.evaluation.load import load_run
 from llama_lab.model.loss import IGNORE
 from llama_lab.runs.evaluation import Evaluation
@@ -59,3 +59,8 @@ def test_its_losses_are_of_the_masked_tokens_of_each_window(encoder: Path) -> No
 def test_it_is_asked_for_no_next_token(part: str, message: str, encoder: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         evaluate(encoder, eval_settings(f"eval.parts=[{part}]", "eval.tasks=[lambada_openai]"))
+
+
+def test_it_continues_no_prompt(encoder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^prompt=def: model.encoder: predicts .* or leave it out$"):
+        write(encoder, eval_settings("prompt=def"))

@@ -109,7 +109,8 @@ def compose_base(base: str, configs: Composer) -> DictConfig:
     """The config of a recipe that predicts next tokens. Raises ConfigError if there is none, and for an encoder."""
     cfg, choices = compose_recipe(base, "base", configs)
     if choices["family"] in ENCODERS:
-        raise ConfigError(f"study.base={base}: an encoder has no cache, and predicts no next token; choose another")
+        problem = "an encoder has no cache, and predicts no next token"
+        raise ConfigError(f"study.base={base}: {problem}; choose another, or another family")
     return cfg
 
 

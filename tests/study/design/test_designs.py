@@ -133,7 +133,7 @@ def test_recurrences_have_no_key_and_value_heads_to_compare(attention: str) -> N
 @pytest.mark.parametrize("design", [KVHeads("llama2"), Context("llama", ["rope"], [1])], ids=["kv_heads", "context"])
 def test_an_encoder_has_no_cache_to_compare(design: Design) -> None:
     encoder = Composer(Loader(), ("family=encoder", "objective=masked"))
-    with pytest.raises(ConfigError, match=r"^study.base=llama2?: an encoder has no cache, and predicts no next"):
+    with pytest.raises(ConfigError, match=r"^study.base=llama2?: an encoder has no cache, and .* or another family$"):
         design.variants(encoder)
 
 

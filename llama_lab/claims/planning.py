@@ -78,7 +78,7 @@ def changed_loss(archive: Path, config_dir: str | None) -> str:
         trainer.should_stop = len(losses) == spans[-1][1]
 
     quiet_libraries()
-    cfg = configs_of([row], config_dir)[0]
+    cfg = configs_of([row["overrides"]], config_dir)[0]
     train_bare(new_run(cfg, "", "", [], {}), open_dataset(cfg), LambdaCallback(on_train_batch_end=note))
     for start, end in spans:
         if not math.isclose(logged[end], now := fmean(losses[start:end]), rel_tol=ROUNDING):

@@ -11,13 +11,14 @@ import yaml
 from llama_lab.analysis.analyse import analyse
 from llama_lab.api import load_config
 from llama_lab.claims import __main__ as command
-from llama_lab.claims.archive import changed_arms, composed_all, configs_of, curve, pack, rows_of, unpack
+from llama_lab.claims.archive import changed_arms, configs_of, curve, pack, rows_of, unpack
 from llama_lab.claims.book import Judged, write_pages
 from llama_lab.claims.claim import Claim, Statement, all_claims
 from llama_lab.claims.planning import all_flops, changed_loss, plan_of
 from llama_lab.runs.evaluation import Evaluation, LengthLoss
 from llama_lab.runs.record import read_record
 from llama_lab.runs.study import Study
+from llama_lab.study.design.designs import Composer
 from llama_lab.util.errors import ConfigError
 from tests.golden.files import RUNS
 
@@ -188,10 +189,10 @@ def test_a_claim_for_a_gpu_is_left_out_on_a_cpu(
 def test_runs_of_an_arm_are_composed_once(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "cpu.csv"
     pack(study, archive)
-    rows, composed = [*rows_of(archive)], []
-    name = "llama_lab.claims.archive.composed_all"
-    monkeypatch.setattr(name, lambda runs, folder: composed.extend(runs) or composed_all(runs, folder))
-    assert configs_of(rows, None) == [load_config(row["overrides"]) for row in rows]
+    rows, composed, compose = [*rows_of(archive)], [], Composer.compose
+    monkeypatch.setattr(Composer, "compose", lambda *given: composed.append(given) or compose(*given))
+    overrides = [row["overrides"] for row in rows]
+    assert configs_of(overrides, None) == [load_config(given) for given in overrides]
     assert len(composed) == len({row["arm"] for row in rows}) < len(rows)
 
 

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from llama_lab.claims import __main__ as command
 from llama_lab.claims.archive import changed_arms, configs_of, curve, pack, rows_of, unpack
 from llama_lab.claims.book import Judged, write_pages
 from llama_lab.claims.claim import Claim, Statement, all_claims
+from llama_lab.claims.judging import WORDS
 from llama_lab.claims.planning import all_flops, changed_loss, plan_of
 from llama_lab.runs.evaluation import Evaluation, LengthLoss
 from llama_lab.runs.record import read_record
@@ -126,26 +128,49 @@ def test_settings_that_have_changed_make_an_arm_stale(study: Path, tmp_path: Pat
     assert "layernorm" in changed_arms(archive)
 
 
-def test_every_page_is_made_from_what_is_committed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+ALL = all_claims(TOP / "claims")
+COMMITTED = TOP / "docs" / "claims"
+
+
+def rows_in(page: str) -> list[str]:
+    """The rows of the table of all on a page, whose links have no folder."""
+    return re.findall(r"^\| .+\.md\) \|.+$", page.replace("](docs/claims/", "]("), re.M)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_page_is_made_from_what_is_committed(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(TOP)
-    front = Path(shutil.copy("README.md", tmp_path))
-    book = {name: (one, command.judged(one)) for name, one in all_claims(Path("claims")).items()}
-    write_pages(book, tmp_path / "claims", front)
-    assert front.read_text() == Path("README.md").read_text()
-    pages = {file.name: file.read_text() for file in (tmp_path / "claims").iterdir()}
-    assert pages == {file.name: file.read_text() for file in (TOP / "docs" / "claims").iterdir()}
-    for archive in Path("claims").glob("*/*.csv"):
-        page = pages[f"{archive.parent.name}.md"]
+    write_pages(
+        {name: (ALL[name], command.judged(ALL[name]))}, tmp_path / "claims", Path(shutil.copy("README.md", tmp_path))
+    )
+    made = {file.name: file.read_text() for file in (tmp_path / "claims").iterdir()}
+    assert set(rows_in(made.pop("README.md"))) <= set(rows_in((COMMITTED / "README.md").read_text()))
+    assert made == {file.name: file.read_text() for file in COMMITTED.iterdir() if file.stem.split("-")[0] == name}
+    page = made[f"{name}.md"]
+    for archive in Path("claims", name).glob("*.csv"):
         assert re.search(rf"## On a {archive.stem.upper()}\n", page)
         assert re.search(r"^.+, \d{4}-\d\d-\d\d.*, [\d.]+ hours of training(; intervals .+)?\.$", page, re.M)
         assert next(rows_of(archive))["cpu"] in page
-        assert set(re.findall(r"\((.+\.svg)\)", page)) <= pages.keys()
-    assert "qk_norm-cpu.svg" in pages["qk_norm.md"]
-    assert "| mqa | " in pages["heads.md"].split("KV cache, full context")[1]
-    assert "python -m llama_lab.claims depths_gpu  # on a GPU\n" in pages["depths_gpu.md"]
+        assert f"{name}-{archive.stem}.svg" in made
+        assert "KV cache, full context" in page
+    assert (f"python -m llama_lab.claims {name}  # on a GPU\n" in page) == (ALL[name].device == "gpu")
 
 
-STUDIES = [name for name, claim in all_claims(TOP / "claims").items() if claim.study and not claim.source]
+def test_the_table_of_all_has_every_statement_in_the_order_of_verdicts() -> None:
+    table = (COMMITTED / "README.md").read_text()
+    rows = rows_in(table)
+    devices = {name: len([*(TOP / "claims" / name).glob("*.csv")]) for name in ALL}
+    assert len(rows) == sum(len(one.figures) + len(one.statements) * max(1, devices[n]) for n, one in ALL.items())
+    words = [re.sub(" on a (CPU|GPU)$", "", row.split(" | ")[0].removeprefix("| ")) for row in rows]
+    assert words == sorted(words, key=WORDS.index)
+    counts = ", ".join(f"{n} {word}" for word, n in Counter(words).items())
+    assert f"\n{len(rows)} statements: {counts}. Of the " in table
+    front = (TOP / "README.md").read_text().partition("<!-- the claims -->")[2].partition("<!-- their end -->")[0]
+    assert rows_in(front) == rows[:4]
+    assert {file.stem.split("-")[0] for file in COMMITTED.iterdir()} == {"README", *ALL}
+
+
+STUDIES = [name for name, claim in ALL.items() if claim.study and not claim.source]
 TWO_HOURS = 2 * 3600 * 5e10  # FLOPs of two cores
 
 

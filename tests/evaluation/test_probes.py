@@ -141,7 +141,7 @@ def test_the_transformer_of_2017_reverses_every_word_that_was_held_out(tmp_path:
     """By its own schedule, optimizer and label smoothing."""
     sizes = ["size=pico", "model.dim=64", "model.n_heads=4", "model.max_seq_len=16", "train.batch_size=64"]
     schedule = ["optim=adam", "optim.lr=2e-3", "schedule=noam", "schedule.warmup=0.2", "train.label_smoothing=0.1"]
-    rest = ["train.tokens=1e6", "train.evaluations=1", "logger=none", f"runs_dir={tmp_path}"]
+    rest = ["train.tokens=1.5e6", "train.evaluations=1", "logger=none", f"runs_dir={tmp_path}"]
     made = planned("arch=transformer2017", "data=reverse", *sizes, *schedule, *rest)
     assert train_run(made) == "done"
     assert Summary.load(made.folder.path).metrics["val/exact_match"] == 1

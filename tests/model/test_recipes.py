@@ -139,7 +139,12 @@ REFUSED = {
         if other != "none"
         and not (arch in ("kimi_linear", "olmo_hybrid") and other in ADDED)  # whose attention has none
     },
-    **{(arch, "norm", "none"): "the model's norm has no unit_offset" for arch in ("qwen3_5", "qwen3_next")},
+    **{
+        (arch, "norm", option): f"the model's norm has no {lacks}"
+        for lacks, kept in {"unit_offset": ("qwen3_5", "qwen3_next"), "eps": ("kimi_linear", "olmo_hybrid")}.items()
+        for arch in kept
+        for option in ("centring", "none")
+    },
     **{("mamba2", "ffn", option): "the block of layer 0 has no feed-forward" for option in OPTIONS["ffn"]},
     **{
         ("mamba2", "position", other): "would ignore the"
@@ -150,8 +155,6 @@ REFUSED = {
         (arch, "block", "mixer_only"): "the block of layer 0 has no feed-forward; leave ffn out"
         for arch in ("deepseek_v3", "kimi_linear")
     },
-    ("kimi_linear", "norm", "none"): "the model's norm has no eps",
-    ("olmo_hybrid", "norm", "none"): "the model's norm has no eps",
     ("olmo_hybrid", "block", "mixer_only"): "the block of layer 1 has a feed-forward; give the layer ffn, too",
     ("deepseek_v3", "position", "shaw"): "would ignore the relation",
     **{(arch, "attention", option): "see all" for arch in ("bert", *ENCODER_DECODERS) for option in RECURRENT},

@@ -100,6 +100,7 @@ def kinds(group: str) -> list[str]:
     return list(found.values())
 
 
+@cache
 def softmaxes() -> list[str]:
     """The options of `attention` that have a softmax; the others are recurrent, and read no positions."""
     return [option for option in options("attention") if "kernel" in written("attention", option).attention]

@@ -30,7 +30,6 @@ from tests.hf.theirs import (
 
 TOLERANCE = 1e-4  # of float32 logits whose standard deviation is about one
 # One for each way in which weights are kept: apart, in columns, fused, in groups, by heads or experts, in latents.
-# One for each way in which weights are kept.
 EXPORTED = (
     *("llama, tied, biases, heads of another width", "gpt2", "falcon 40B", "deepseek_v2, yarn", "t5, 1.1"),
     *("mixtral", "gpt_oss", "qwen3_next, experts", "kimi_linear, listed", "mamba2"),

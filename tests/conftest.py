@@ -2,18 +2,16 @@
 
 import gc
 import os
-import pickle
 import random
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import hydra
 import pytest
 import torch
 from hydra.core.config_loader import ConfigLoader
@@ -21,16 +19,15 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.plugins.sweeper import Sweeper
 from hypothesis import settings
-from omegaconf import OmegaConf, grammar_parser
 
 from llama_lab.cli import eval_command, train_command
 from llama_lab.config import components, schema
-from llama_lab.config.components import CONF_DIR
 from llama_lab.config.grammar import override_key
 from llama_lab.devices.hardware import Hardware
 from llama_lab.launching import launch
 from llama_lab.training.compiling import missing_part
 from tests.browser import CHROMIUM, FLAGS
+from tests.faster import work_faster
 from tests.preloaded import PreloadedPython
 
 if TYPE_CHECKING:
@@ -39,7 +36,6 @@ if TYPE_CHECKING:
 TRAIN = Path(__file__).parents[1] / "train.py"
 MISSING = missing_part(Hardware("cpu", 1, 1, "32-true", "cpu"))
 needs_compiler = pytest.mark.skipif(MISSING is not None, reason=f"compiling needs {MISSING}")
-CONFIGS = (str(CONF_DIR), str(Path(hydra.__file__).parent))
 STARTERS = {"preloaded", "browser"}  # fixtures that start processes
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in the background of a script; some tests press Ctrl-C
@@ -201,29 +197,10 @@ def defaults_composed_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def configs_read_once() -> Iterator[None]:
-    """Commands inside this process read a YAML file of ours or of Hydra's once: a third of the time of composing."""
-    known: dict[str, bytes] = {}
-    load = OmegaConf.load
-
-    def look_up(file: Any) -> Any:
-        path = str(getattr(file, "name", file))
-        if not path.startswith(CONFIGS):
-            return load(file)
-        if path not in known:
-            known[path] = pickle.dumps(load(file))
-        return pickle.loads(known[path])
-
+def faster() -> Iterator[None]:
+    """Commands inside this process compose and build in half of the time."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(OmegaConf, "load", look_up)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def interpolations_parsed_once() -> Iterator[None]:
-    """Models inside this process are built in half of the time when an interpolation is parsed once."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("omegaconf.base.parse", cache(grammar_parser.parse))
+        work_faster(patched.setattr)
         yield
 
 

@@ -10,6 +10,7 @@ import gc
 import importlib
 import io
 import marshal
+import multiprocessing
 import os
 import runpy
 import select
@@ -20,10 +21,16 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from fcntl import F_DUPFD, fcntl
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
 
+from omegaconf import OmegaConf
+
+from llama_lab.config.components import CONF_DIR
+from tests.faster import work_faster
 from tests.stand_in import READ_BY_IMPORTS, SIZE, receive, request_fork
 
 MODULES = (
@@ -107,7 +114,7 @@ class Fork(subprocess.Popen[Any]):
     def _execute_child(self, args: list[str], *rest: Any) -> None:
         executable, cwd, environment, pipes = rest[0], *rest[4:6], rest[9:15]  # of pipes both ends, -1 for none
         streams = [pipe if pipe >= 0 else stream for stream, pipe in enumerate((pipes[0], pipes[3], pipes[5]))]
-        request = (executable, list(args), os.path.abspath(cwd or "."), environment, self._own_session)
+        request = (executable, list(args), os.path.abspath(cwd or "."), environment, self._own_session, [])
         self._connection = request_fork(self._address, request, streams)
         self.pid = receive(self._connection)
         self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
@@ -143,12 +150,14 @@ def serve(listener: socket.socket) -> list[str]:
                 os._exit(0)
             elif ready is listener:
                 connection, _ = listener.accept()
-                size, streams, *_ = socket.recv_fds(connection, SIZE, 3)
+                size, streams, *_ = socket.recv_fds(connection, SIZE, 5)
                 if not size:  # killed before it could ask
                     continue
                 request = marshal.loads(connection.recv(int.from_bytes(size), socket.MSG_WAITALL))
                 pid = os.fork()
                 if pid == 0:
+                    for _, others in forks.values():
+                        others.detach()  # its number may become another file's, which is not to be closed with it
                     return become(*request, streams, connection)
                 for stream in streams:
                     os.close(stream)
@@ -175,24 +184,32 @@ def become(
     cwd: str,
     environment: dict[str, str],
     own_session: bool,
+    kept: list[int],
     streams: list[int],
     connection: socket.socket,
 ) -> list[str]:
-    """Make this fork the process that `executable *command` would be, before its imports; the command."""
+    """Make this fork the process that `executable *command` would be, before its imports; the command.
+
+    kept: the numbers of open files after the standard streams.
+    """
     if own_session:
         os.setsid()
     else:
         os.setpgid(0, 0)  # so that it can be killed with what it has started
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
     os.write(connection.detach(), os.getpid().to_bytes(SIZE, signed=True))
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    numbers = [0, 1, 2, *sorted(kept)]
+    aside = dict(zip([0, 1, 2, *kept], [fcntl(stream, F_DUPFD, max(numbers) + 1) for stream in streams], strict=True))
+    for number, stream in aside.items():
+        os.dup2(stream, number)
+    for number, following in pairwise([*numbers, os.sysconf("SC_OPEN_MAX")]):
+        os.closerange(number + 1, following)
     os.chdir(cwd)
     given = {os.fsdecode(line.partition(b"=")[0]) for line in Path("/proc/self/environ").read_bytes().split(b"\0")}
     for name in given & os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment)  # imports have set others
     sys.executable = executable
+    multiprocessing.set_executable(executable)
     users = environment.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[0] = cwd if command[0] == "-m" else os.path.dirname(command[0])
     sys.path[1:1] = [folder for folder in users if folder and folder not in sys.path]
@@ -208,6 +225,9 @@ def main() -> None:
     for module in MODULES:
         importlib.import_module(module)
     del os.environ["JE_ARROW_MALLOC_CONF"]
+    work_faster(setattr)
+    for file in CONF_DIR.rglob("*.yaml"):  # which no fork has to read again
+        OmegaConf.load(file)
     from lightning.fabric.utilities import rank_zero
 
     assert len(os.listdir("/proc/self/task")) == 1, "a fork would lose the other threads"
@@ -218,7 +238,9 @@ def main() -> None:
     rank_zero.rank_zero_only.rank = rank_zero._get_rank() or 0  # read as Lightning is imported
     status = 0
     try:
-        if command[0] == "-m":
+        if command[0] == "-c":
+            exec(command[1], {"__name__": "__main__"})
+        elif command[0] == "-m":
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(command[0], run_name="__main__")

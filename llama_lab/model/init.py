@@ -149,7 +149,7 @@ def initialise(model: nn.Module, weight_init: WeightInit, seed: int) -> None:
         if reset is None:
             raise ValueError(f"{name}: {type(module).__name__} has parameters but no reset_parameters(); give it one")
         with torch.random.fork_rng(devices=[]), on_cpu(own):
-            torch.manual_seed(parameter_generator(seed, name).initial_seed())
+            torch.default_generator.manual_seed(parameter_generator(seed, name).initial_seed())  # the CPU's alone
             reset()
     draw_weights(model, weight_init, seed)
 

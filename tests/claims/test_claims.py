@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from llama_lab.runs.study import Study
 from llama_lab.study.design.designs import Composer
 from llama_lab.util.errors import ConfigError
 from tests.golden.files import RUNS
+from tests.preloaded import PreloadedPython
 
 TOP = Path(__file__).parents[2]
 STATEMENT = {"text": "a", "source": "b", "arm": "new", "against": "old", "expects": "lower", "margin": 0.1}
@@ -223,18 +225,20 @@ def test_runs_of_an_arm_are_composed_once(study: Path, tmp_path: Path, monkeypat
 
 
 @pytest.fixture
-def trained(ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def trained(ran: Path, preloaded: PreloadedPython, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The archive of TINY, which has run; its folder of runs is the working directory's."""
+    monkeypatch.setattr(sys, "executable", preloaded.executable)
     monkeypatch.chdir(shutil.copytree(ran, tmp_path / "ran"))
     return command.archive_of(TINY, "cpu")
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ran(preloaded: PreloadedPython, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("claims")
     (folder / "train.py").write_text((TOP / "train.py").read_text())
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
+        patch.setattr(sys, "executable", preloaded.executable)
         command.run(TINY, [])
     return folder
 

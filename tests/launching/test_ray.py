@@ -210,7 +210,7 @@ STUDY = (
     "study.axes=[norm]",
     "study.seeds=[1]",
     "name=climb",
-    "train.tokens=300000",  # 5 s; one that ends before it hears that its launcher died is done
+    "train.tokens=150000",  # some seconds; one that ends before it hears that its launcher died is done
     "train.checkpoint_every=10",
 )
 

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -18,7 +19,7 @@ from tests.training.tiny import identical, logged, repeatable, trained_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-RUN = ("name=climb", "train.tokens=60000", "train.checkpoint_every=10", "trainer=cpu")
+RUN = ("name=climb", "train.tokens=40000", "train.checkpoint_every=10", "trainer=cpu")
 STUDY = "{learning_rates: null, measure_speed: false, axes: [norm], seeds: [1, 2]}"
 QUEUE = ("hydra/launcher=local_gpus", "hydra.launcher.cpu_slots=2")
 RUNS = [f"{arm}/seed={seed}" for seed in (1, 2) for arm in ("vanilla", "+rmsnorm")]
@@ -26,7 +27,12 @@ RUNS = [f"{arm}/seed={seed}" for seed in (1, 2) for arm in ("vanilla", "+rmsnorm
 
 def worker(launcher: int) -> int:
     """The process of a run, which the launcher's server has forked."""
-    return next(grandchild.pid for child in psutil.Process(launcher).children() for grandchild in child.children())
+    folder = psutil.Process(launcher).cwd()
+    for process in psutil.process_iter():
+        with suppress(OSError):  # it has just ended
+            if os.readlink(f"/proc/{process.pid}/fd/1").startswith(f"{folder}/runs"):
+                return process.pid
+    raise AssertionError("no run is at work")
 
 
 def kill_both(launcher: int) -> None:

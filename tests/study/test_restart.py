@@ -18,7 +18,7 @@ STUDY = (
     "study.learning_rates=null",
     "study.measure_speed=false",
     "study.axes=[norm]",
-    "study.seeds=[1,2]",
+    "study.seeds=[1]",
     "name=climb",
     "train.tokens=10240",
     "train.checkpoint_every=5",
@@ -35,7 +35,9 @@ def untimed(table: Path) -> list[dict[str, str]]:
 
 def conduct(preloaded: PreloadedPython, command: list[str], cwd: Path, patience: float) -> bool:
     """Start a study, kill it with its process group after `patience` seconds; whether it came to its end before."""
-    process = preloaded.start(command, cwd=cwd, stdout=subprocess.DEVNULL, start_new_session=True)
+    process = preloaded.start(
+        command, executable=preloaded.executable, cwd=cwd, stdout=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         assert process.wait(timeout=patience) == 0
     except subprocess.TimeoutExpired:

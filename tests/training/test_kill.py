@@ -173,7 +173,13 @@ def test_commands_that_start_at_once_build_once(tiny: list[str], preloaded: Prel
     command = [str(TRAIN), *last_of_each([*shared, "train.tokens=2560"])]
     assert conduct(preloaded, command, tmp_path, BUILD) == "build"
     processes = [
-        preloaded.start([*command, *more, f"runs_dir=runs{number}"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        preloaded.start(
+            [*command, *more, f"runs_dir=runs{number}"],
+            executable=preloaded.executable,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for number, more in enumerate(SWEEPS)
     ]
     wait_until(lambda: any(tmp_path.glob("c/*/index.json")))

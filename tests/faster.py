@@ -1,4 +1,4 @@
-"""Composing in a third of the time and building models in half: what Hydra and OmegaConf do again and again, once."""
+"""Compose configs and build models faster: what Hydra and OmegaConf do again and again is done once."""
 
 import pickle
 from collections.abc import Callable

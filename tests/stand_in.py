@@ -18,7 +18,7 @@ READ_BY_IMPORTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "LD_PRELOAD", "PYTHONHA
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-FORKSERVER = "from multiprocessing.forkserver import main; main("  # what `-c` may be, and two open files
+FORKSERVER = "from multiprocessing.forkserver import main; main("  # the code of `-c`; numbers of two open files follow
 
 Request = tuple[str, list[str], str, dict[str, str], bool, list[int]]  # the first arguments of `tests.preloaded.become`
 
@@ -44,7 +44,7 @@ def receive(server: socket.socket) -> int:
 def main(python: str, address: str, variables: dict[str, str | None]) -> None:
     """Run the arguments as `python` would. address, variables: of the server, those that imports read."""
     command = sys.argv[1:]
-    flags = {command.pop(0) for _ in range(2) if command[:1] in (["-u"], ["-B"])}  # which forks share the second of
+    flags = {command.pop(0) for _ in range(2) if command[:1] in (["-u"], ["-B"])}  # -B is the server's, too
     script, module = [*command, "", ""][:2]
     is_ours = (script.endswith(".py") and "site-packages" not in script) or (script == "-m" and module in MODULES)
     is_server = script == "-c" and module.startswith(FORKSERVER)

@@ -1,6 +1,7 @@
 """Find the overrides that compose a model: an option per group, plus keys."""
 
 import re
+from functools import cache
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -30,13 +31,14 @@ def overrides_of(settings: Settings) -> list[str]:
     others = ("embedding", "init", "pattern", *["ffn"] * (node["ffn"] is None))
     groups = ["embedding", *(group for group in COMPONENTS if group not in others)]
     chosen: dict[str, str] = {"family": "encoder_decoder"} if "encoder_layers" in settings else {}
-    nodes = [option_node(group, option) for group, option in chosen.items()]
+    sizes = nest({f"model.{key}": settings[key] for key in SIZES})
+    cfg = OmegaConf.merge(sizes, *(option_node(group, option) for group, option in chosen.items()))
     for group in (*groups, *["expert"] * has_experts):  # some read what the embedding sets, experts what ffn does
         found = choices(group)
-        keys_to_set = {o: distance(group, settings, composed([*nodes, node], settings)) for o, node in found.items()}
+        keys_to_set = {o: distance(group, settings, composed(cfg, option, sizes)) for o, option in found.items()}
         chosen[group] = min(found, key=lambda option: (keys_to_set[option], len(option)))
-        nodes.append(found[chosen[group]])
-    ours = composed(nodes, settings)
+        cfg = OmegaConf.merge(cfg, found[chosen[group]])
+    ours = composed(cfg, sizes)
     wanted = {key: settings[key] for key in SIZES}
     wanted |= {key: value for key, value in settings.items() if not equal(ours.get(key), value)}
     if has_experts and any(key.startswith("ffn.") for key in wanted):
@@ -69,6 +71,7 @@ def choices(group: str) -> dict[str, DictConfig]:
     return {option: OmegaConf.create({"expert": None if option == "null" else option}) for option in ("null", *plain)}
 
 
+@cache
 def option_node(group: str, option: str) -> DictConfig:
     """What an option of a packaged group sets, with the options in its defaults list, unresolved."""
     text = option_file(group, option).read_text(encoding="utf-8")
@@ -79,11 +82,9 @@ def option_node(group: str, option: str) -> DictConfig:
     return OmegaConf.merge(*parents, nest({header[1]: content}))  # type: ignore[return-value]
 
 
-def composed(nodes: list[DictConfig], settings: Settings) -> Settings:
-    """The settings that options compose at the sizes of `settings`."""
-    sizes = nest({f"model.{key}": settings[key] for key in SIZES})
-    cfg = OmegaConf.merge(sizes, *nodes, sizes)
-    node: Any = OmegaConf.to_container(cfg.model, resolve=True)
+def composed(*parts: Any) -> Settings:
+    """The settings that parts of a config compose, the later before the earlier."""
+    node: Any = OmegaConf.to_container(OmegaConf.merge(*parts).model, resolve=True)
     return flat_settings(node)
 
 

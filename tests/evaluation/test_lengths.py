@@ -235,6 +235,7 @@ def test_losses_of_an_encoder_decoder_stand_where_their_tokens_do() -> None:
     torch.testing.assert_close(nll[half - 1 : -1], losses.sum(0).double())
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_is_evaluated_in_all_parts_but_the_one_without_a_source(
     command: Command, evaluating: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_run_that_dies_goes_on_to_the_same_end(moment: str, whole: Path, overr
     assert ends_as_the_whole_run(whole, *overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [RECURRENT, MASKED], ids=["recurrent", "masked"])
 def test_a_run_of_its_own_kind_that_dies_goes_on_to_the_same_end(
     own: list[str], overrides: list[str], tmp_path: Path
@@ -82,6 +83,7 @@ def test_a_run_of_its_own_kind_that_dies_goes_on_to_the_same_end(
     assert ends_as_the_whole_run(whole, *overrides, *own)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["decoder", "encoder_decoder"])
 def test_a_run_on_pairs_that_dies_goes_on_to_the_same_end(family: str, overrides: list[str], tmp_path: Path) -> None:
     own = [*on_pairs(overrides, tmp_path), f"family={family}"]

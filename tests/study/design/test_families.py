@@ -33,6 +33,7 @@ def test_one_layer_stays_in_each_tower() -> None:
     assert [arm.axes["model.n_layers"] for arm in arms] == ["1", "1", "1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("match", ["params", "flops"])
 def test_the_families_are_matched(tiny: list[str], match: str) -> None:
     plan = planned_study(*tiny, *STUDY, "size=nano", f"match={match}")

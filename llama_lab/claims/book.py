@@ -31,10 +31,13 @@ class Judged:
     stale: str = ""
 
     @cached_property
-    def picture(self) -> Spec | None:
-        """How the loss changes at each step, or else from the baseline to each arm."""
-        found = (FIGURES[name][0](self.result) for name in ("steps", "differences")) if self.result else ()
-        return next((drawn for charts in found if (drawn := figure(charts))), None)
+    def picture(self) -> tuple[Spec, str] | None:
+        """How the loss changes at each step, or else from the baseline to each arm, with a caption."""
+        for draw, caption in (FIGURES["steps"], FIGURES["differences"]):
+            if self.result and (drawn := figure(draw(self.result))):
+                what = caption.partition(". ")[0]
+                return drawn, f"{what.replace('the baseline', self.result.study.baseline)}."
+        return None
 
 
 WIDTH = 400  # points
@@ -61,7 +64,7 @@ def page(claim: Claim, judged: Sequence[Judged]) -> str:
             for said, found in one.verdicts
         ]
         if one.picture:
-            lines += ["", f"![{claim.title}: changes of the loss]({file(claim, one)})"]
+            lines += ["", f"![{claim.title}: changes of the loss]({file(claim, one)})", "", one.picture[1]]
         lines += ["", *(study_lines(one, one.result) if one.result else [])]
     return "\n".join(lines).rstrip() + "\n"
 
@@ -129,7 +132,7 @@ def write_pages(book: Book, folder: Path, front: Path) -> None:
         replace_text(folder / f"{claim.name}.md", page(claim, judged))
         for one in judged:
             if one.picture:
-                render(one.picture, folder / file(claim, one), width=WIDTH)
+                render(one.picture[0], folder / file(claim, one), width=WIDTH)
     replace_text(folder / "README.md", f"{HEAD}{table(book, most=10_000)}")
     before, start, rest = front.read_text(encoding="utf-8").partition("<!-- the claims -->\n")
     _, end, after = rest.partition("<!-- their end -->\n")

@@ -47,6 +47,8 @@ def differences(found: Sequence[Finding], title: str, axis_title: str) -> Chart:
     short = without_shared(one.name for one in found)
     drawn = [_row(place, one, short[one.name], least, most) for place, one in enumerate(found)]
     label: Spec = {"type": "text", "style": "label", "dy": -7}
+    halo = {**label, "stroke": {"expr": "paper"}, "strokeWidth": 3, "aria": False}  # of a label across the line at 0
+    name = {"x": {"value": 4}, "text": {"field": "label"}, "color": None}
     end = {"x": {"value": {"expr": "width"}}, "text": {"field": "end"}, "color": None}
     fill = {"condition": {"test": "datum.hollow", "value": {"expr": "paper"}}, "field": "colour", "scale": None}
     layers: list[Spec] = [
@@ -55,7 +57,8 @@ def differences(found: Sequence[Finding], title: str, axis_title: str) -> Chart:
         {"mark": "point", "transform": [{"filter": "!datum.outside"}], "encoding": {"fill": fill}},
         _arrow("left", "low"),
         _arrow("right", "high"),
-        {"mark": label, "encoding": {"x": {"value": 4}, "text": {"field": "label"}, "color": None}},
+        {"mark": halo, "encoding": name},
+        {"mark": label, "encoding": name},
         {"mark": {**label, "align": "right"}, "encoding": end},
     ]
     # From top to bottom, with space for the first label.

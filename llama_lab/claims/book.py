@@ -41,6 +41,7 @@ class Judged:
 
 
 WIDTH = 400  # points
+TABLES = ("losses", "lengths", "costs")
 HEAD = (
     "# Claims\n\n`python -m llama_lab.claims` makes this page. Speeds on the pages of claims are tokens per second: "
     "means of rounds in turn, the lowest and the highest.\n\n"
@@ -88,7 +89,7 @@ def study_lines(judged: Judged, result: Result) -> list[str]:
     tests = "" if result.tests == "none" else f"; intervals are those of {result.tests}"
     shown = tables(result)
     return [
-        *(markdown_table(replace(shown[slug], caption="")).rstrip() + "\n" for slug in ("losses", "costs")),
+        *(markdown_table(replace(shown[slug], caption="")).rstrip() + "\n" for slug in TABLES if slug in shown),
         f"{machine}, {judged.dates}, {judged.hours:.1f} hours of training{tests}.",
         "",
         *(f"- {warning}" for warning in (*result.warnings, *result.notes)),

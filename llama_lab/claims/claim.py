@@ -18,8 +18,9 @@ class Statement:
     """One statement about two arms of the claim's study, of which `arm` is compared with `against`.
 
     expects: of the quantity of `arm`. size: the change that is claimed, negative if it is lower; None: a direction
-    alone. margin: the largest change that does not matter. quantity: the loss, at the trained length or the last of
-    those evaluated, in nats per token; or the natural logarithm of the speed of training or decoding (`ArmSpeed`).
+    alone. margin: the largest change that does not matter. quantity: the loss, of the last weights or of their average,
+    or in the longest windows evaluated, in nats per token; or the natural logarithm of the speed of training or
+    decoding (`ArmSpeed`).
     """
 
     text: str
@@ -29,7 +30,7 @@ class Statement:
     expects: Literal["lower", "higher", "equal"]
     margin: float
     size: float | None = None
-    quantity: Literal["loss", "longest", "train", "decode", "decode_batch"] = "loss"
+    quantity: Literal["loss", "average", "longest", "train", "decode", "decode_batch"] = "loss"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ WORDS = get_args(Word)
 DECIDED = WORDS[:4]
 UNITS = {
     "loss": "nats per token, {} seeds",
+    "average": "nats per token of averages of the weights, {} seeds",
     "longest": "nats per token in the last of the windows evaluated, {} seeds",
     "train": "in the logarithm of training speed, {} rounds",
     "decode": "in the logarithm of decoding speed, {} rounds",
@@ -67,6 +68,8 @@ def turned(found: Comparison) -> Comparison:
 
 def values(quantity: str, arm: ArmResult, result: Result) -> dict[int, float]:
     """A quantity of an arm but the loss, by seed or round."""
+    if quantity == "average":
+        return {run.seed: run.summary["val/ema_loss"] for run in arm.records if "val/ema_loss" in run.summary}
     if quantity == "longest":
         last = {run.seed: one.loss for run in arm.records for one in run.evaluation.lengths}
         return {seed: loss for seed, loss in last.items() if loss is not None}

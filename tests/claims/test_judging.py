@@ -95,18 +95,21 @@ def test_an_arm_that_diverged_leaves_it_undecided() -> None:
 
 
 def result(**values: dict[str, list[float]]) -> Result:
-    """A study of two arms with losses of the longest windows by seed, and speeds by round."""
-    lengths = values.get("longest", {"new": [], "old": []})
+    """A study of two arms with losses of the longest windows and of averages by seed, and speeds by round."""
     arms = []
-    for name, losses in lengths.items():
-        runs = tuple(
+    for name in ("new", "old"):
+        runs = [
             Record(
                 Path(), name, seed, "done", evaluation=Evaluation(lengths=[LengthLoss(8, 1.0), LengthLoss(16, loss)])
             )
-            for seed, loss in enumerate(losses)
-        )
-        arms.append(ArmResult(Arm(name, {}), (), runs, None, None))
-    of_arm = {name: ArmSpeed(values.get("train", {}).get(name, []), []) for name in lengths}
+            for seed, loss in enumerate(values.get("longest", {}).get(name, []))
+        ]
+        runs += [
+            Record(Path(), name, seed, "done", summary={"val/loss": 1.0, "val/ema_loss": loss})
+            for seed, loss in enumerate(values.get("average", {}).get(name, []))
+        ]
+        arms.append(ArmResult(Arm(name, {}), (), tuple(runs), None, None))
+    of_arm = {arm.name: ArmSpeed(values.get("train", {}).get(arm.name, []), []) for arm in arms}
     speed = StudySpeed("cpu", 1, "32-true", 1, "2", of_arm)
     return Result(Study("s", "options", "old", tuple(arm.arm for arm in arms)), arms=tuple(arms), speed=speed)
 
@@ -132,9 +135,10 @@ def test_a_pair_of_arms_is_found_in_either_order() -> None:
     assert f"+{-found.nats.low:.3f}]" in verdict(other, study).why
 
 
-def test_losses_of_longer_windows_are_paired_by_seed() -> None:
-    said = replace(statement("higher"), quantity="longest")
-    study = result(longest={"new": [5.0, 5.2, 5.1], "old": [4.0, 4.1, 4.05]})
+@pytest.mark.parametrize("quantity", ["longest", "average"])
+def test_losses_of_longer_windows_and_of_averages_are_paired_by_seed(quantity: str) -> None:
+    said = replace(statement("higher"), quantity=quantity)
+    study = result(**{quantity: {"new": [5.0, 5.2, 5.1], "old": [4.0, 4.1, 4.05]}})
     assert verdict(said, study).word == "holds"
     assert verdict(replace(said, arm="another"), study).word == "not run"
 

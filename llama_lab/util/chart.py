@@ -84,6 +84,8 @@ def axis(field: str, title: str | None, form: str = "", ticks: Mapping[float, st
         values, texts = [*map(rounded, ticks)], json.dumps([*ticks.values()])
         settings = {"values": values, "labelExpr": f"{texts}[indexof({json.dumps(values)}, datum.value)]"}
     scale = {"nice": False, "padding": 10} | ({} if scale.get("type") == "log" else {"zero": False}) | scale
+    if "domain" in scale:
+        scale["domain"] = [*map(rounded, scale["domain"])]
     return {"field": field, "type": "quantitative", "title": title, "scale": scale, "axis": settings}
 
 
@@ -107,7 +109,7 @@ def octaves(field: str, title: str, values: Iterable[float], text: Callable[[flo
 
 
 def rounded(value: Any) -> Any:
-    """A number with six significant digits, more than a screen resolves, which make the file three times smaller."""
+    """A number with six significant digits, more than a screen resolves: smaller files, and equal ones on any CPU."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 

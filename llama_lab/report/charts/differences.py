@@ -7,7 +7,7 @@ from typing import Literal
 from llama_lab.analysis.result import Finding, Interaction, Result
 from llama_lab.analysis.statistics import PairedDifference
 from llama_lab.util import formatting as fmt
-from llama_lab.util.chart import LINE, POINTS, Row, Spec, axis, rows, rule
+from llama_lab.util.chart import LINE, POINTS, Row, Spec, axis, rounded, rows, rule
 
 from .base import LATE, Chart, axis_of, change_axis, late_range, without_shared
 from .style import COLOUR_OF, UNCLEAR, curve_styles, cycle_styles, foremost_curves
@@ -73,10 +73,10 @@ def _row(place: int, found: Finding, short: str, least: float, most: float) -> R
     change = found.change
     low, high = change.ends
     return {
-        "x": min(max(change.mean, least), most),
+        "x": rounded(min(max(change.mean, least), most)),
         "y": place,
-        "low": max(low, least),
-        "high": min(high, most),
+        "low": rounded(max(low, least)),
+        "high": rounded(min(high, most)),
         "beyond_low": low < least,
         "beyond_high": high > most,
         "outside": not least <= change.mean <= most,

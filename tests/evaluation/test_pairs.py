@@ -53,7 +53,7 @@ def test_dates_are_written_in_one_format(tmp_path: Path, monkeypatch: pytest.Mon
     assert reported >= 0.95
 
 
-@pytest.mark.parametrize("family", [(), ("family=encoder_decoder",)])
+@pytest.mark.parametrize("family", [pytest.param((), marks=pytest.mark.slow), ("family=encoder_decoder",)])
 def test_exact_matches_are_those_of_greedy_decoding(
     family: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluating: Command
 ) -> None:

@@ -72,6 +72,7 @@ def test_every_position_encoding_sees_both_sides(position: str) -> None:
     assert seen(lively(FAMILY, f"position={position}")) == ["11111"] * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", softmaxes())
 def test_every_parameter_learns_from_a_few_targets(attention: str) -> None:
     model = decoder(FAMILY, f"attention={attention}")

@@ -114,6 +114,7 @@ def test_the_second_half_of_a_window_is_predicted_from_the_first() -> None:
     assert model.cut(*given) == given
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", softmaxes())
 def test_every_parameter_learns(attention: str) -> None:
     model = decoder(FAMILY, f"attention={attention}")

@@ -111,7 +111,7 @@ def judged(claim: Claim) -> list[Judged]:
             result = analyse(Study.load(folder), folder)
         verdicts = [(said, verdict(said, result)) for said in claim.statements]
         rows = list(rows_of(archive))
-        spent, dates = sum(row.get("last:seconds", 0.0) for row in rows), sorted({row["date"] for row in rows})
+        spent, dates = sum(row.get("summary.seconds", 0.0) for row in rows), sorted({row["date"] for row in rows})
         span = " to ".join(dict.fromkeys((dates[0], dates[-1])))
         found.append(Judged(archive.stem, verdicts, result, spent / 3600, span, stale(claim, archive)))
     if claim.study and not any(one.device for one in found):

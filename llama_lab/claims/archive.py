@@ -4,7 +4,6 @@ import csv
 import json
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from datetime import date
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.api import composing
 from llama_lab.config.grammar import override_key, override_value
 from llama_lab.config.schema import CHANGEABLE, INDIRECT, belongs, flatten
-from llama_lab.runs.evaluation import Evaluation, LengthLoss
+from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.folder import OVERRIDES, RESOLVED, RunFolder, read_overrides, resolved, write_yaml
 from llama_lab.runs.json_file import from_json
 from llama_lab.runs.metrics import METRICS_CSV
@@ -26,7 +25,8 @@ from llama_lab.util.errors import ConfigError
 from llama_lab.util.files import checksum, replace_text, replacing
 
 ENDED = ("done", "diverged")
-LENGTHS = "lengths"  # of windows with the loss in each, where a run was evaluated at several
+# What is kept of a run, with what its columns begin with: `environment.`, ...
+RECORDS = {kind.FILE.removesuffix("json"): kind for kind in (Environment, Summary, Evaluation, Status)}
 OF_RUNS = {"arm", "seed", "optim.lr"}  # in which the runs of an arm differ
 
 
@@ -60,23 +60,15 @@ def row_of(folder: Path, member: str) -> dict[str, Any] | None:
     run = RunFolder(folder / member)
     if (status := run.status) is None or status.status not in ENDED:
         return None
-    environment = run.environment.to_json()
-    costs = run.environment.metrics
-    ended = Summary.load(run.path) if status.status == "done" else Summary()
-    lengths = Evaluation.load(run.path).lengths if (run.path / Evaluation.FILE).exists() else []
+    files = {prefix: kind for prefix, kind in RECORDS.items() if (run.path / kind.FILE).exists()}
+    records = {prefix: kind.load(run.path).to_json() for prefix, kind in files.items()}
     return {
         "run": member,
-        "status": status.status,
-        "message": status.message,
         "overrides": read_overrides(run.path),
         "config": fingerprint(resolved(run.config())),
         "date": date.fromtimestamp((run.path / Status.FILE).stat().st_mtime).isoformat(),
         METRICS_CSV: run.metrics.read_text(encoding="utf-8") if run.metrics.exists() else "",
-        **{name: value for name, value in environment.items() if name not in costs and name != "earlier_sessions"},
-        **{f"cost:{name}": value for name, value in costs.items()},
-        **{f"last:{name}": value for name, value in ended.metrics.items() if name not in costs},
-        "rows": ended.rows,
-        **({LENGTHS: [[one.length, one.loss] for one in lengths]} if lengths else {}),
+        **{prefix + key: value for prefix, record in records.items() for key, value in record.items()},
     }
 
 
@@ -116,7 +108,8 @@ def changed_arms(archive: Path, config_dir: str | None = None) -> list[str]:
     """The arms of which a run would have other settings now."""
     rows = [*rows_of(archive)]
     now = map(fingerprint, settings_of(rows, config_dir))
-    return [*dict.fromkeys(str(row["arm"]) for row, config in zip(rows, now, strict=True) if config != row["config"])]
+    changed = (row for row, config in zip(rows, now, strict=True) if config != row["config"])
+    return [*dict.fromkeys(str(row["environment.arm"]) for row in changed)]
 
 
 def rows_of(archive: Path) -> Iterator[dict[str, Any]]:
@@ -149,15 +142,9 @@ def unpack(archive: Path, folder: Path, config_dir: str | None = None) -> None:
         if (path / Status.FILE).exists():
             continue
         path.mkdir(parents=True, exist_ok=True)
-        costs = {name.removeprefix("cost:"): value for name, value in row.items() if name.startswith("cost:")}
-        last = {name.removeprefix("last:"): value for name, value in row.items() if name.startswith("last:")}
         write_yaml(row["overrides"], path / OVERRIDES)
         write_yaml(settings, path / RESOLVED)
         replace_text(path / METRICS_CSV, row[METRICS_CSV])
-        from_json(Environment, {name: value for name, value in row.items() if ":" not in name} | costs).save(path)
-        if row["status"] == "done":
-            known = {one.name for one in fields(Summary)}
-            from_json(Summary, {name: row[name] for name in known & row.keys()} | costs | last).save(path)
-        if LENGTHS in row:
-            Evaluation(step=int(row["last:step"]), lengths=[LengthLoss(*one) for one in row[LENGTHS]]).save(path)
-        Status(row["status"], row["message"]).save(path)
+        for prefix, kind in RECORDS.items():
+            if record := {name.removeprefix(prefix): row[name] for name in row if name.startswith(prefix)}:
+                from_json(kind, record).save(path)

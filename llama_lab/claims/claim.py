@@ -1,6 +1,7 @@
 """A claim: what is said, by whom, what tests it, and by which rule. One YAML file each, `claims/NAME.yaml`."""
 
 from dataclasses import dataclass, field
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -35,13 +36,14 @@ class Statement:
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a text, `says`, that one of `FACTS` recomputes; it holds if both agree within `within`."""
+    """One figure of a text, `says`. It holds if `fact`, of `FACTS`, called with `of`, gives it within `within`."""
 
     text: str
     source: str
     says: float
-    fact: str
     within: float
+    fact: str
+    of: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ class Claim:
                     raise ValueError(f"margin={statement.margin}: must be positive: {statement.text}")
             if missing := [one.fact for one in claim.figures if one.fact not in FACTS]:
                 raise ValueError(f"fact={missing[0]}: choose one of {', '.join(FACTS)}")
+            for figure in claim.figures:
+                signature(FACTS[figure.fact]).bind(*figure.of)
             if not (claim.statements or claim.figures):
                 raise ValueError("it states nothing; add statements or figures")
             if bool(claim.statements) != bool(claim.study):

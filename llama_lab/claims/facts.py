@@ -1,14 +1,12 @@
 """Figures of texts that need no training, computed from the models themselves."""
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
 from llama_lab.api import build_model, cost, load_config
-from llama_lab.model import Decoder
+from llama_lab.model import Decoder, block
 from llama_lab.model.attention import GroupedQueryAttention
-from llama_lab.model.block import PreNorm, Serial
 from llama_lab.model.cost import count
 from llama_lab.model.position import inverse_frequencies
 
@@ -42,15 +40,14 @@ def rope_angle(pair: int) -> float:
     return float(inverse_frequencies(64, 10_000.0, torch.device("cpu"))[pair])
 
 
-def rope_bound(*distances: int) -> torch.Tensor:
-    """What bounds a score between tokens so far apart, with 64 dimensions (Su et al. 2021, section 3.4.3)."""
-    phases = torch.tensor(distances)[:, None] * inverse_frequencies(64, 10_000.0, torch.device("cpu"))
-    return torch.polar(torch.ones_like(phases), phases).cumsum(-1).abs().mean(-1)
+def rope_bound_falls(first: int, last: int, step: int) -> float:
+    """At what share of steps from one distance to the next, farther by `step` tokens, RoPE's bound on scores falls.
 
-
-def rope_bound_falls(*distances: int) -> float:
-    """The share of steps from one distance to the next at which the bound falls."""
-    return float((rope_bound(*distances).diff() < 0).float().mean())
+    Of 64 dimensions (Su et al. 2021, section 3.4.3).
+    """
+    phases = torch.arange(first, last + 1, step)[:, None] * inverse_frequencies(64, 10_000.0, torch.device("cpu"))
+    bounds = torch.polar(torch.ones_like(phases), phases).cumsum(-1).abs().mean(-1)
+    return float((bounds.diff() < 0).float().mean())
 
 
 def cache_gib(*overrides: str) -> float:
@@ -65,24 +62,11 @@ def kv_heads(*overrides: str) -> int:
     return mixer.n_kv_heads
 
 
-def has_block(kind: type, arch: str) -> float:
-    """1 if the blocks of a recipe are of a kind, else 0."""
-    return float(all(isinstance(block, kind) for block in model(f"arch={arch}", "size=pico").blocks))
+def has_block(kind: str, arch: str) -> float:
+    """1 if the blocks of a recipe are of a class, else 0."""
+    return float(all(isinstance(one, getattr(block, kind)) for one in model(f"arch={arch}", "size=pico").blocks))
 
 
-FACTS: dict[str, Callable[[], float]] = {
-    "qkv_saved_by_4_kv_heads": partial(qkv_saved, 4),
-    "qkv_saved_by_1_kv_head": partial(qkv_saved, 1),
-    "rope_second_angle": partial(rope_angle, 1),
-    "rope_last_angle": partial(rope_angle, 31),
-    "rope_bound_falls_at_each_step": partial(rope_bound_falls, *range(251)),
-    "rope_bound_falls_from_1_to_250": partial(rope_bound_falls, 1, 250),
-    "rope_bound_falls_from_250_to_2048": partial(rope_bound_falls, 250, 2048),
-    "third_matrix": third_matrix,
-    "llama_7b_cache": partial(cache_gib, "arch=llama", "size=llama_7b"),
-    "gpt2_is_prenorm": partial(has_block, PreNorm, "gpt2"),
-    "bloom_is_serial": partial(has_block, Serial, "bloom"),
-    "mistral_7b_kv_heads": partial(kv_heads, "arch=mistral", "size=mistral_7b"),
-    "llama_7b_kv_heads": partial(kv_heads, "arch=llama", "size=llama_7b"),
-    "llama2_7b_kv_heads": partial(kv_heads, "arch=llama2", "size=llama_7b"),
+FACTS: dict[str, Callable[..., float]] = {
+    one.__name__: one for one in (qkv_saved, third_matrix, rope_angle, rope_bound_falls, cache_gib, kv_heads, has_block)
 }

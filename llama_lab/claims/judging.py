@@ -120,6 +120,6 @@ def undecided(seen: str, detectable: float) -> Verdict:
 
 def recompute(figure: Figure) -> Verdict:
     """The verdict on a figure, which is computed anew."""
-    value = FACTS[figure.fact]()
+    value = FACTS[figure.fact](*figure.of)
     word: Word = "holds" if abs(value - figure.says) <= figure.within else "does not hold"
     return Verdict(word, f"{value:.6g}; {figure.says:g} is said")

@@ -63,7 +63,8 @@ def is_of_other_data(archive: Path, plan: Plan) -> bool:
     """Whether runs of an archive have read other data than they would here."""
     runs = (*plan.runs, *plan.tuning)
     now = {one.member.folder: read_by(one.run.cfg, plan.dataset).index.data_hash for one in runs}
-    return any(row["data_hash"] != now.get(row["run"], row["data_hash"]) for row in rows_of(archive))
+    then = {row["run"]: row["environment.data_hash"] for row in rows_of(archive)}
+    return any(then[run] != now[run] for run in then.keys() & now.keys())
 
 
 def changed_loss(archive: Path, config_dir: str | None) -> str:

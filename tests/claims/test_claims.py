@@ -29,6 +29,7 @@ from tests.preloaded import PreloadedPython
 TOP = Path(__file__).parents[2]
 STATEMENT = {"text": "a", "source": "b", "arm": "new", "against": "old", "expects": "lower", "margin": 0.1}
 CLAIM = {"title": "t", "study": ["study=options"], "statements": [STATEMENT]}
+FIGURE = {"text": "a", "source": "b", "says": 1, "within": 0, "fact": "rope_angle", "of": [1]}
 BAD = {
     "without a source": (CLAIM | {"statements": [STATEMENT | {"source": ""}]}, "a statement has no source"),
     "without a margin": ({**CLAIM, "statements": [{k: v for k, v in STATEMENT.items() if k != "margin"}]}, "margin"),
@@ -37,6 +38,11 @@ BAD = {
     "of nothing": ({"title": "t"}, "it states nothing"),
     "with a key that nothing reads": (CLAIM | {"hours": 2}, "hours: no such key; choose from name, title"),
     "with such a key of a statement": (CLAIM | {"statements": [STATEMENT | {"unit": 1}]}, "unit: no such key; choose"),
+    "a fact that nothing computes": (
+        {"title": "t", "figures": [FIGURE | {"fact": "angle"}]},
+        "fact=angle: choose",
+    ),
+    "a fact of nothing": ({"title": "t", "figures": [FIGURE | {"of": []}]}, "missing a required argument: 'pair'"),
     "without a title": ({key: value for key, value in CLAIM.items() if key != "title"}, "title"),
 }
 
@@ -88,8 +94,8 @@ def test_an_archive_has_what_judging_needs(study: Path, tmp_path: Path) -> None:
     assert [arm.loss for arm in ours.arms] == [arm.loss for arm in theirs.arms]
     assert [arm.to_baseline for arm in ours.arms] == [arm.to_baseline for arm in theirs.arms]
     assert [arm.costs for arm in ours.arms] == [arm.costs for arm in theirs.arms]
-    assert [replace(run.environment, earlier_sessions=[]) for run in theirs.records] == [
-        run.environment for run in ours.records
+    assert [(run.environment, run.summary) for run in ours.records] == [
+        (run.environment, run.summary) for run in theirs.records
     ]
     assert archive.stat().st_size < 20_000
 
@@ -125,7 +131,7 @@ def test_settings_that_have_changed_make_an_arm_stale(study: Path, tmp_path: Pat
     archive = tmp_path / "cpu.csv"
     pack(study, archive)
     text = archive.read_text()
-    row = next(row for row in rows_of(archive) if row["arm"] == "layernorm")
+    row = next(row for row in rows_of(archive) if row["environment.arm"] == "layernorm")
     archive.write_text(text.replace(row["config"], "00000000"))
     assert "layernorm" in changed_arms(archive)
 
@@ -152,8 +158,10 @@ def test_a_page_is_made_from_what_is_committed(name: str, monkeypatch: pytest.Mo
     for archive in Path("claims", name).glob("*.csv"):
         assert re.search(rf"## On a {archive.stem.upper()}\n", page)
         assert re.search(r"^.+, \d{4}-\d\d-\d\d.*, [\d.]+ hours of training(; intervals .+)?\.$", page, re.M)
-        assert next(rows_of(archive))["cpu"] in page
-        has_judged_runs = any("-lr=" not in row["arm"] for row in rows_of(archive))  # and not for tuning alone
+        assert next(rows_of(archive))["environment.cpu"] in page
+        has_judged_runs = any(
+            "-lr=" not in row["environment.arm"] for row in rows_of(archive)
+        )  # and not for tuning alone
         assert (f"{name}-{archive.stem}.svg" in made) == has_judged_runs
         assert ("KV cache, full context" in page) == has_judged_runs
     assert (f"python -m llama_lab.claims {name}  # on a GPU\n" in page) == (ALL[name].device == "gpu")
@@ -221,7 +229,7 @@ def test_runs_of_an_arm_are_composed_once(study: Path, tmp_path: Path, monkeypat
     monkeypatch.setattr(Composer, "compose", lambda *given: composed.append(given) or compose(*given))
     overrides = [row["overrides"] for row in rows]
     assert configs_of(overrides, None) == [load_config(given) for given in overrides]
-    assert len(composed) == len({row["arm"] for row in rows}) < len(rows)
+    assert len(composed) == len({row["environment.arm"] for row in rows}) < len(rows)
 
 
 @pytest.fixture
@@ -252,7 +260,7 @@ def test_a_killed_claim_goes_on_to_the_same_numbers_where_there_is_only_the_csv(
     shutil.rmtree("runs")
     command.run(TINY, [])
     again = [*rows_of(trained)]
-    assert [row["last:val/loss"] for row in again] == [row["last:val/loss"] for row in whole]
+    assert [row["summary.val/loss"] for row in again] == [row["summary.val/loss"] for row in whole]
     assert len([*Path("runs").rglob("last.ckpt")]) == 2, "the others were not trained again"
 
 
@@ -275,7 +283,7 @@ def test_what_has_ended_is_kept_at_ctrl_c(trained: Path, monkeypatch: pytest.Mon
 def test_results_of_other_data_are_refused(trained: Path) -> None:
     plan = plan_of(TINY)
     assert command.stale(TINY, trained, plan) == ""
-    trained.write_text(trained.read_text().replace(next(rows_of(trained))["data_hash"], "0" * 32))
+    trained.write_text(trained.read_text().replace(next(rows_of(trained))["environment.data_hash"], "0" * 32))
     assert command.stale(TINY, trained, plan) == "its results are of other data than is here"
     with pytest.raises(ConfigError, match=r"cpu.csv: is stale, its results are of other data than is here; delete it"):
         command.run(TINY, [])
@@ -299,12 +307,12 @@ def test_a_claim_may_start_from_a_run_that_is_trained_first(trained: Path) -> No
     assert "would take" not in command.state(claim, [], check=False)
     command.run(claim, [])
     rows = [*rows_of(command.archive_of(claim, "cpu"))]
-    assert {row["init_hash"] for row in rows} != {""}
+    assert {row["environment.init_hash"] for row in rows} != {""}
     assert changed_arms(command.archive_of(claim, "cpu")) == []
     shutil.rmtree("runs")
     command.run(claim, [])
-    assert [row["last:val/loss"] for row in rows_of(command.archive_of(claim, "cpu"))] == [
-        row["last:val/loss"] for row in rows
+    assert [row["summary.val/loss"] for row in rows_of(command.archive_of(claim, "cpu"))] == [
+        row["summary.val/loss"] for row in rows
     ]
     ran = Judged("cpu", [], hours=0.3)
     assert "its first steps are of trained weights, and not run again" in command.state(claim, [ran], check=True)

@@ -156,6 +156,6 @@ def test_equality_is_two_one_sided_tests_of_scipy(mean: float, sd: float) -> Non
 
 
 def test_a_figure_holds_if_the_computed_one_agrees() -> None:
-    wrong, right = (recompute(Figure("", "", says, "qkv_saved_by_4_kv_heads", 0.01)) for says in (0.33, 0.44))
+    wrong, right = (recompute(Figure("", "", says, 0.01, "qkv_saved", [4])) for says in (0.33, 0.44))
     assert (wrong.word, right.word) == ("does not hold", "holds")
     assert "0.444444" in wrong.why

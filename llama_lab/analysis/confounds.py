@@ -92,6 +92,10 @@ def _same_seeds(result: Result) -> Iterator[str]:
     for same, names in shared.items():
         what = f"Runs of different seeds have the same {same} in {enumerate_some(names, MOST_NAMES)}"
         yield sentence(what, "they are not independent, and intervals are too short")
+    sources = {record.environment.init_hash for arm in result.arms for record in started(arm.records)}
+    if shared or len(sources) != 1 or "" in sources or max(len(arm.records) for arm in result.arms) < 2:
+        return
+    yield "All runs start from the same trained weights: intervals leave out how much those vary from seed to seed."
 
 
 def _unmatched(result: Result) -> Iterator[str]:

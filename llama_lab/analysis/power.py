@@ -15,10 +15,14 @@ def smallest_difference(arms: int, seeds: int, comparisons: int) -> float:
     For one of so many comparisons, by a t-test with a comparison's own degrees of freedom and up to as many again: that
     is what the others are worth in simulated studies (docs/statistics.md). Needs two arms and seeds.
     """
+    return in_errors(arms, seeds, comparisons)[1] * math.sqrt(2 / seeds)
+
+
+def in_errors(arms: int, seeds: int, comparisons: int) -> tuple[float, float]:
+    """Half of that test's interval, and the difference that it detects, in standard errors of a difference."""
     df = (seeds - 1) * (2 - 1 / (arms - 1))
-    needed = stats.t.isf(LEVEL / 2 / comparisons, df)
-    reach = brentq(lambda shift: power_of(shift, df, LEVEL / comparisons) - POWER, needed / 2, 4 * needed)
-    return float(reach * math.sqrt(2 / seeds))
+    half = float(stats.t.isf(LEVEL / 2 / comparisons, df))
+    return half, brentq(lambda shift: power_of(shift, df, LEVEL / comparisons) - POWER, half / 2, 4 * half)
 
 
 def power_of(shift: float, df: float, level: float) -> float:

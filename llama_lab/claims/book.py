@@ -16,7 +16,7 @@ from llama_lab.util.files import replace_text
 from llama_lab.util.formatting import count
 
 from .claim import Claim, Figure, Statement
-from .judging import DECIDED, WORDS, Verdict
+from .judging import WORDS, Verdict
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,11 @@ def expected(said: Statement | Figure) -> str:
 def study_lines(judged: Judged, result: Result) -> list[str]:
     """What was measured, and on what."""
     machine = ", ".join(dict.fromkeys(r.environment.cpu for r in result.started))
-    tests = "" if result.tests == "none" else f"; intervals are those of {result.tests}"
+    tests = (
+        ""
+        if result.tests == "none"
+        else f"; intervals of losses are those of {result.tests}, others of single paired t-tests"
+    )
     shown = tables(result)
     return [
         *(markdown_table(replace(shown[slug], caption="")).rstrip() + "\n" for slug in TABLES if slug in shown),
@@ -110,10 +114,10 @@ def table(book: Book, most: int, pages: str = "") -> str:
     ]
     rows.sort(key=lambda row: WORDS.index(row[0].word))
     words = Counter(found.word for found, *_ in rows)
-    tested = sum(found.word in DECIDED and isinstance(said, Statement) for found, _, said, _ in rows)
+    tested = sum(found.word != "not run" and isinstance(said, Statement) for found, _, said, _ in rows)
     lines = [
         f"{count(len(rows), 'statement')}: {', '.join(f'{n} {word}' for word, n in words.items())}. Of the "
-        f"{tested} verdicts that rest on tests, {LEVEL * tested:.1f} are expected to be wrong at 5%.",
+        f"{tested} that were tested at 5%, at most {LEVEL * tested:.1f} are expected to find what is not there.",
         "",
         "| verdict | statement | source | found |",
         "|---|---|---|---|",

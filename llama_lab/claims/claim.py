@@ -19,9 +19,9 @@ class Statement:
     """One statement about two arms of the claim's study, of which `arm` is compared with `against`.
 
     expects: of the quantity of `arm`. size: the change that is claimed, negative if it is lower; None: a direction
-    alone. margin: the largest change that does not matter. quantity: the loss, of the last weights or of their average,
-    or in the longest windows evaluated, in nats per token; or the natural logarithm of the speed of training or
-    decoding (`ArmSpeed`).
+    alone. margin: the largest change that does not matter. quantity: the loss, in nats per token: of the last weights,
+    of the average of `arm`'s against the last ones of `against`, or in the longest windows evaluated; or the natural
+    logarithm of the speed of training or decoding (`ArmSpeed`).
     """
 
     text: str

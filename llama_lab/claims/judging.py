@@ -1,15 +1,16 @@
 """Verdicts on statements, computed from paired differences over seeds."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from scipy import stats
-
-from llama_lab.analysis.power import LEVEL, smallest_difference
+from llama_lab.analysis.power import in_errors
 from llama_lab.analysis.result import ArmResult, Comparison, Result
+from llama_lab.analysis.sentences import divergence
 from llama_lab.analysis.statistics import paired_difference
 from llama_lab.runs.study import BATCH
+from llama_lab.util.formatting import conjoin, percent
 
 from .claim import Figure, Statement
 from .facts import FACTS
@@ -17,15 +18,16 @@ from .facts import FACTS
 # What contradicts the source comes first.
 Word = Literal["opposite", "does not hold", "direction holds, size does not", "holds", "not decided", "not run"]
 WORDS = get_args(Word)
-DECIDED = WORDS[:4]
 UNITS = {
-    "loss": "nats per token, {} seeds",
-    "average": "nats per token of averages of the weights, {} seeds",
-    "longest": "nats per token in the last of the windows evaluated, {} seeds",
-    "train": "in the logarithm of training speed, {} rounds",
-    "decode": "in the logarithm of decoding speed, {} rounds",
-    "decode_batch": f"in the logarithm of the speed of decoding {BATCH} sequences, {{}} rounds",
+    "loss": "{unit}, {n} seeds",
+    "average": "{unit} of an average of the weights, {n} seeds",
+    "longest": "{unit} in the longest windows evaluated, {n} seeds",
+    "train": "in the logarithm of training speed, {n} rounds",
+    "decode": "in the logarithm of decoding speed, {n} rounds",
+    "decode_batch": f"in the logarithm of the speed of decoding {BATCH} sequences, {{n}} rounds",
 }
+LOSSES = ("loss", "average", "longest")
+LEARNED = 0.5  # of a probe's answers are right at least in one of two arms, or neither has learned it
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,24 @@ class Verdict:
 def verdict(said: Statement, result: Result) -> Verdict:
     """The verdict on a statement by a study."""
     found = comparison(said, result)
+    if said.quantity in LOSSES:
+        arms = [arm for arm in result.arms if arm.name in (said.arm, said.against)]
+        doubts = [how for arm in arms if (how := divergence(arm.name, arm.records))]
+        if doubt := conjoin(doubts) or not_learned(arms):
+            return Verdict("not decided", doubt)
     if found is None or found.change.n < 2:
         return judge(said, found)
-    is_loss, sd = said.quantity == "loss", found.change.sd / 2**0.5
-    arms, tests = (len(result.arms), len(result.study.family) + len(result.study.ends)) if is_loss else (2, 1)
-    return judge(said, found, sd * smallest_difference(arms, found.change.n, tests))
+    family = len(result.arms), found.change.n, len(result.study.family) + len(result.study.ends)
+    half, shift = in_errors(*(family if said.quantity == "loss" else (2, found.change.n, 1)))
+    low, high = found.change.ends
+    return judge(said, found, (high - low) / 2 * shift / half, result.unit)
+
+
+def not_learned(arms: Sequence[ArmResult]) -> str:
+    """Why losses of a probe say nothing on arms that have not learned it; empty if one has, or it is no probe."""
+    right = {arm.name: arm.accuracy.mean for arm in arms if arm.entropy_floor is not None and arm.accuracy}
+    answers = conjoin([f"{name} answers {percent(share)}" for name, share in right.items()])
+    return f"{answers}: neither has learned it" if right and max(right.values()) < LEARNED else ""
 
 
 def comparison(said: Statement, result: Result) -> Comparison | None:
@@ -52,8 +67,11 @@ def comparison(said: Statement, result: Result) -> Comparison | None:
         tested = (*result.pairs, *(one for arm in result.arms for one in (arm.to_previous, arm.to_baseline) if one))
         pairs = (*tested, *map(turned, tested))
         return next((one for one in pairs if (one.arm, one.against) == (said.arm, said.against)), None)
-    of_arm = {arm.name: values(said.quantity, arm, result) for arm in result.arms}
-    ours, theirs = of_arm.get(said.arm, {}), of_arm.get(said.against, {})
+    arms = {arm.name: arm for arm in result.arms}
+    if not {said.arm, said.against} <= arms.keys():
+        return None
+    ours = values(said.quantity, arms[said.arm], result)
+    theirs = values("last" if said.quantity == "average" else said.quantity, arms[said.against], result)
     if not (both := [key for key in ours if key in theirs]):
         return None
     change = paired_difference([ours[key] for key in both], [theirs[key] for key in both])
@@ -68,8 +86,8 @@ def turned(found: Comparison) -> Comparison:
 
 def values(quantity: str, arm: ArmResult, result: Result) -> dict[int, float]:
     """A quantity of an arm but the loss, by seed or round."""
-    if quantity == "average":
-        return {run.seed: run.summary["val/ema_loss"] for run in arm.records if "val/ema_loss" in run.summary}
+    if metric := {"average": "val/ema_loss", "last": "val/loss"}.get(quantity):
+        return {run.seed: run.summary[metric] for run in arm.records if metric in run.summary}
     if quantity == "longest":
         last = {run.seed: one.loss for run in arm.records for one in run.evaluation.lengths}
         return {seed: loss for seed, loss in last.items() if loss is not None}
@@ -77,39 +95,39 @@ def values(quantity: str, arm: ArmResult, result: Result) -> dict[int, float]:
     return {i: math.log(speed) for i, speed in enumerate(getattr(measured, quantity, []))}
 
 
-def judge(statement: Statement, found: Comparison | None, detectable: float = math.nan) -> Verdict:
+def judge(
+    statement: Statement, found: Comparison | None, detectable: float = math.nan, unit: str = "nats per token"
+) -> Verdict:
     """The verdict on a statement.
 
     found: its two arms, whose interval is that of the family of all that are tested together; None: not run.
-    detectable: the difference that such a study finds with 80% power; nothing is decided on a smaller one.
+    detectable: the difference that such a study finds with 80% power; nothing is decided on a smaller one. Equality is
+    an interval of 95% within the margin: two one-sided tests at 2.5% (Schuirmann 1987).
     """
     if found is None or found.change.n < 2:
         return Verdict("not run", "")
     if found.untested or not found.change.is_tested or found.nats is None:
-        return Verdict("not decided", found.untested)
+        return Verdict("not decided", found.untested or f"no test of {found.change.n} equal differences")
     change, margin, size = found.nats, statement.margin, statement.size
-    seen = f"{change.text} {UNITS[statement.quantity].format(change.n)}"
+    seen = f"{change.text} {UNITS[statement.quantity].format(unit=unit, n=change.n)}"
     if size is not None and abs(size) < detectable:
         return undecided(f"{seen}; {size:+g} is claimed", detectable)
-    inside = is_within(change.mean, change.error, change.df, margin)
+    inside = -margin < change.low and change.high < margin
     if statement.expects == "equal":
         if inside:
             return Verdict("holds", f"{seen}; within {margin:g}")
         if min(abs(change.low), abs(change.high)) > margin and change.significant:
             return Verdict("does not hold", f"{seen}; beyond {margin:g}")
         return undecided(seen, detectable)
+    is_excluded = size is not None and not change.low <= size <= change.high
     if change.significant:
         if change.verdict != statement.expects:
             return Verdict("opposite", seen)
-        if size is None or change.low <= size <= change.high:
-            return Verdict("holds", seen)
-        return Verdict("direction holds, size does not", f"{seen}; {size:+g} is claimed")
-    return Verdict("does not hold", f"{seen}; within {margin:g}") if inside else undecided(seen, detectable)
-
-
-def is_within(mean: float, error: float, df: float, margin: float) -> bool:
-    """Whether two one-sided tests at 5% find the mean within the margin (Schuirmann 1987)."""
-    return abs(mean) + error * float(stats.t.isf(LEVEL, df)) < margin
+        word: Word = "direction holds, size does not" if is_excluded else "holds"
+        return Verdict(word, f"{seen}; {size:+g} is claimed" if is_excluded else seen)
+    if inside:
+        return Verdict("does not hold", f"{seen}; within {margin:g}")
+    return Verdict("does not hold", f"{seen}; {size:+g} is claimed") if is_excluded else undecided(seen, detectable)
 
 
 def undecided(seen: str, detectable: float) -> Verdict:

@@ -41,6 +41,12 @@ def plan_of(claim: Claim) -> Plan:
     arms = [arm.name for arm in plan.study.arms]
     if missing := [name for said in claim.statements for name in (said.arm, said.against) if name not in arms]:
         raise ConfigError(f"{claim.name}: its study has no arm {missing[0]}; choose from {', '.join(arms)}")
+    tested = [{*pair} for pair in (*plan.study.family, *plan.study.ends)]
+    if other := [
+        said for said in claim.statements if said.quantity == "loss" and {said.arm, said.against} not in tested
+    ]:
+        pair = f"{other[0].arm} with {other[0].against}"
+        raise ConfigError(f"{claim.name}: its study does not compare {pair}; set study.compare=all")
     return plan
 
 

@@ -198,6 +198,16 @@ def test_a_statement_on_an_arm_that_the_study_lacks_is_refused() -> None:
         plan_of(replace(TINY, statements=[Statement("a", "b", "rms", "layernorm", "lower", 0.1)]))
 
 
+def test_a_statement_on_a_pair_that_the_study_does_not_test_is_refused() -> None:
+    three = [one.replace("layernorm]", "layernorm,rmsnorm_plain]") for one in TINY.study]
+    said = Statement("a", "b", "rmsnorm_plain", "layernorm", "lower", 0.1)
+    with pytest.raises(
+        ConfigError, match=r"^tiny: its study does not compare rmsnorm_plain with layernorm; set study.compare="
+    ):
+        plan_of(replace(TINY, study=three, statements=[said]))
+    assert plan_of(replace(TINY, study=three, statements=[replace(said, quantity="longest")]))
+
+
 def test_a_study_that_cannot_be_composed_is_refused_in_a_line() -> None:
     with pytest.raises(ConfigError, match=r"^norm=nome: .*$"):
         plan_of(replace(TINY, study=["study=options", "norm=nome"]))

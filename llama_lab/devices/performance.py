@@ -32,6 +32,7 @@ DEVICES = {
     "GB200": Device(186e9, 2500e12),
     "B200": Device(180e9, 2250e12),
     "GH200": Device(96e9, 989e12),
+    "H200 NVL": Device(141e9, 835e12),
     "H200": Device(141e9, 989e12),
     "H100 PCIe": Device(80e9, 756e12),
     "H100 NVL": Device(94e9, 835e12),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llama_lab.config.components import build, build_model
-from llama_lab.model import Decoder, loss
+from llama_lab.model import Decoder, attention, loss
 from llama_lab.model.cost import random_batch
 from llama_lab.model.recompute import recompute
 from llama_lab.training.model_check import allocate, optimizer_bytes
@@ -53,15 +53,19 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 @contextmanager
-def gpu_chunks() -> Iterator[None]:
-    """Inside, the loss works in chunks as large as on a GPU, and only in the first ones: all take the same memory."""
-    of_cpu, all_chunks = loss.CHUNK["cpu"], loss.chunks
+def as_on_a_gpu() -> Iterator[None]:
+    """Inside, keys and values are repeated where a GPU's kernels need that, and a loss has chunks as large as there.
+
+    Only the first of these are computed: all take the same memory.
+    """
+    of_cpu, all_chunks, must_repeat = loss.CHUNK["cpu"], loss.chunks, attention.must_repeat_heads
     loss.CHUNK["cpu"] = loss.CHUNK["cuda"]
     loss.chunks = lambda n, size: islice(all_chunks(n, size), CHUNKS)
+    attention.must_repeat_heads = partial(must_repeat, on_cuda=True)
     try:
         yield
     finally:
-        loss.CHUNK["cpu"], loss.chunks = of_cpu, all_chunks
+        loss.CHUNK["cpu"], loss.chunks, attention.must_repeat_heads = of_cpu, all_chunks, must_repeat
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class Footprint:
 
     def optimizer_bytes(self) -> int:
         """Bytes of the optimizer's states after a step."""
-        return self._of_any_depth(lambda layers: optimizer_bytes(self._first_layers(layers), self.cfg.optim))
+        return self._of_any_depth(lambda layers: 2 * (optimizer_bytes(self._first_layers(layers), self.cfg.optim),))
 
     def activation_bytes(self, sequences: int) -> int:
         """Peak bytes of a forward and backward pass over `sequences` whole contexts.
@@ -89,15 +93,21 @@ class Footprint:
         """
         return self._of_any_depth(lambda layers: self._activation_bytes(layers, sequences))
 
-    def _of_any_depth(self, measure: Callable[[int], int]) -> int:
-        """`measure` at the config's depth, extrapolated from two shallow models, since every period needs the same."""
+    def _of_any_depth(self, measure: Callable[[int], tuple[int, int]]) -> int:
+        """A peak at the config's depth, extrapolated from two shallow models, since every period needs the same.
+
+        measure: the peak at a depth, and what is kept until the backward pass. Where an unusual layer sets the peak of
+        shallow models, it grows by less than that, and deeper ones are measured.
+        """
         layers: int = self.cfg.model.n_layers
         first, period = self._repeats
         shallow = first - 1 + 2 * period + (layers - first + 1) % period
-        if layers <= shallow + period:
-            return measure(layers)
-        less, more = measure(shallow), measure(shallow + period)
-        return less + (layers - shallow) // period * (more - less)
+        while layers > shallow + period:
+            (less, kept), (more, kept_later) = measure(shallow), measure(shallow + period)
+            if more - less >= kept_later - kept:
+                return less + (layers - shallow) // period * (more - less)
+            shallow += period * (shallow // period)
+        return measure(layers)[0]
 
     @cached_property
     def _repeats(self) -> tuple[int, int]:
@@ -113,11 +123,11 @@ class Footprint:
         repeats = [(first(period), period) for period in range(1, len(kinds) + 1)]
         return min(repeats, key=lambda repeat: repeat[0] + 2 * repeat[1])
 
-    def _activation_bytes(self, layers: int, sequences: int) -> int:
-        """`activation_bytes` of the first `layers` layers."""
+    def _activation_bytes(self, layers: int, sequences: int) -> tuple[int, int]:
+        """`step_bytes` of the first `layers` layers."""
         cfg, model = self.cfg, self._first_layers(layers)
         # On fake CPU tensors, since meta tensors support neither autocast nor kernels.
-        with FakeTensorMode(allow_non_fake_inputs=True), gpu_chunks():
+        with FakeTensorMode(allow_non_fake_inputs=True), as_on_a_gpu():
             batch = random_batch(model, sequences, cfg.model.max_seq_len)
             allocate(model)
             recompute(model, cfg.train.recompute)
@@ -148,11 +158,15 @@ def traits(module: nn.Module) -> tuple[object, ...]:
     return type(module), plain, [p.shape for p in module.parameters(recurse=False)]
 
 
-def step_bytes(module: LanguageModel, batch: Sequence[Tensor], mixed: bool) -> int:
-    """Peak bytes of a micro-batch's forward and backward pass, beside existing parameters and gradients."""
+def step_bytes(module: LanguageModel, batch: Sequence[Tensor], mixed: bool) -> tuple[int, int]:
+    """Peak bytes of a micro-batch's forward and backward pass, and those kept between the two.
+
+    Beside existing parameters and gradients.
+    """
     memory = PeakMemory()
     with memory:
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed, cache_enabled=False):  # as Lightning has it
             _, objective = module.loss(*batch)
+        kept = memory.live
         torch.autograd.backward(objective)
-    return memory.peak
+    return memory.peak, kept

@@ -8,9 +8,9 @@ DDP: every device holds everything, and PyTorch's reducer a second copy of the g
 bf16 copy of the weights of all linear layers from the forward pass to the backward pass, but for those in parts that
 are recomputed.
 
-FSDP: weights, gradients and optimizer states are sharded over the devices (ZeRO-3). A device also gathers, in bf16, the
-current block and the next, and holds the gradients of one; what belongs to no block (token table, head, last norm)
-stays gathered for the whole step, with its gradients.
+FSDP: weights, gradients and optimizer states are sharded over the devices (ZeRO-3). A device also gathers, in bf16 but
+for 32-true, the current block and the next, and holds the gradients of one; what belongs to no block (token table,
+head, last norm) stays gathered for the whole step, with its gradients.
 
 Not counted: the CUDA context, NCCL's buffers, kernel workspaces and fragmentation, for which `USABLE` leaves room.
 """
@@ -95,12 +95,13 @@ class MemoryModel:
         self.cfg, self.vocab_size, self.steps = cfg, vocab_size, steps
         self.mixed = precision == "bf16-mixed"
         self.dtype = torch.bfloat16 if precision == "bf16-true" else torch.float32
+        self.gathered = torch.bfloat16 if self.mixed else self.dtype  # by FSDP
         self._footprint, self._activations = cache(self._new_footprint), cache(self._measure)
         own = self._footprint(self.dtype, cfg.model.max_seq_len)
         self.model = own.model
         self.params = count(self.model)
-        self.largest_block = max(count(block) for block in self.model.blocks)
-        self.outside = self.params - sum(count(block) for block in self.model.blocks)
+        self.largest_block = max(count(block) for block in self.model.all_blocks)
+        self.outside = self.params - sum(count(block) for block in self.model.all_blocks)
         again = {module for part in PARTS[cfg.train.recompute](self.model) for module in part.modules()}
         kept = {m.weight for m in self.model.modules() if isinstance(m, nn.Linear) and m not in again}
         self.kept_linear = sum(weight.numel() for weight in kept)  # of the layers that are not recomputed
@@ -141,7 +142,7 @@ class MemoryModel:
         shards = setup.devices if setup.sharded else 1
         weights = math.ceil(self.params / shards) * self.dtype.itemsize
         copies = 2 * self.kept_linear if self.mixed else 0
-        gathered = 2 * (2 * self.outside + 3 * self.largest_block)
+        gathered = self.gathered.itemsize * (2 * self.outside + 3 * self.largest_block)
         return Memory(
             weights=weights,
             ema=0 if self.cfg.train.ema is None else weights,
@@ -154,7 +155,7 @@ class MemoryModel:
 
     def _measure(self, sharded: bool, sequences: int, seq_len: int) -> int:
         """Peak bytes of a micro-batch; includes autocast's copies of the weights, unless FSDP gathers them in bf16."""
-        return self._footprint(torch.bfloat16 if sharded else self.dtype, seq_len).activation_bytes(sequences)
+        return self._footprint(self.gathered if sharded else self.dtype, seq_len).activation_bytes(sequences)
 
     def _new_footprint(self, dtype: torch.dtype, seq_len: int) -> Footprint:
         cfg: Any = OmegaConf.merge(self.cfg, {"model": {"max_seq_len": seq_len}})

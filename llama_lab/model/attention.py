@@ -143,12 +143,12 @@ class SoftmaxAttention(Mixer):
         return mixed[..., :width] if padding > 0 else mixed
 
 
-def must_repeat_heads(query: Tensor, masked: bool) -> bool:
+def must_repeat_heads(query: Tensor, masked: bool, on_cuda: bool = False) -> bool:
     """Whether keys and values must be repeated, because no fused kernel for these queries supports grouped heads.
 
     On CUDA, only flash attention does (torch 2.13), which has neither masks nor float32.
     """
-    return query.is_cuda and (masked or query.dtype == torch.float32)
+    return (on_cuda or query.is_cuda) and (masked or query.dtype == torch.float32)
 
 
 class GroupedQueryAttention(SoftmaxAttention):

@@ -157,16 +157,12 @@ class Lion(Optimizer):
         """Decay, add the sign of one average of gradients, and update another."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if not parameters:
-                continue
-            grads = [p.grad for p in parameters]
-            means: list[Tensor] = [self.state[p].setdefault("mean", torch.zeros_like(p)) for p in parameters]
-            signs = torch._foreach_lerp(grads, means, group["beta1"])
-            torch._foreach_sign_(signs)
-            torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
-            torch._foreach_add_(parameters, signs, alpha=-group["lr"])
-            torch._foreach_lerp_(means, grads, 1 - group["beta2"])
+            for p in group["params"]:  # one by one: all signs at once would take the memory of all weights
+                if p.grad is not None:
+                    mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                    p.mul_(1 - group["lr"] * group["weight_decay"])
+                    p.add_(p.grad.lerp(mean, group["beta1"]).sign_(), alpha=-group["lr"])
+                    mean.lerp_(p.grad, 1 - group["beta2"])
         return loss
 
 

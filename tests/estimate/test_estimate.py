@@ -18,7 +18,7 @@ from llama_lab.config import layers
 from llama_lab.config.components import build
 from llama_lab.devices.performance import DEVICES, device_memory, options
 from llama_lab.estimate import activations
-from llama_lab.estimate.activations import Footprint, step_bytes
+from llama_lab.estimate.activations import Footprint, as_on_a_gpu, step_bytes
 from llama_lab.estimate.estimate import (
     Estimate,
     MemoryModel,
@@ -29,7 +29,7 @@ from llama_lab.estimate.estimate import (
     memory_model,
 )
 from llama_lab.estimate.table import gigabytes, verdicts
-from llama_lab.model import Decoder, loss
+from llama_lab.model import Decoder, attention, loss
 from llama_lab.model.experts import MixtureOfExperts
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.recompute import recompute
@@ -73,7 +73,9 @@ def faked_peak(mixed: bool, *overrides: str, parts: str = "none") -> int:
     model = decoder(*WIDE, *overrides, device="meta")
     with FakeTensorMode(allow_non_fake_inputs=True):
         allocate(model)
-        return step_bytes(module(model, parts), [torch.zeros(BATCH, dtype=torch.long)] * 2, mixed)
+        peak, kept = step_bytes(module(model, parts), [torch.zeros(BATCH, dtype=torch.long)] * 2, mixed)
+        assert kept < peak
+        return peak
 
 
 def allocated_peak(module: LanguageModel, tokens: torch.Tensor, mixed: bool) -> int:
@@ -145,6 +147,8 @@ def test_one_more_block_that_is_recomputed_takes_its_input_alone() -> None:
         (16, ("arch=gemma2", "train.recompute=attention")),
         (9, ("arch=gemma2", "train.recompute=block")),
         (9, ("ffn=moe", "pattern=dense_first")),
+        (14, ("attention=gqa", "+pattern.wide={at: [2], hidden_dim: 1024}")),  # which sets the peak of shallow ones
+        (40, ("attention=gqa", "+pattern.wide={at: [2], hidden_dim: 2048}", "train.recompute=block")),
     ],
 )
 @pytest.mark.slow
@@ -153,7 +157,7 @@ def test_activations_at_any_depth_are_read_off_two_shallow_models(layers: int, o
     if cfg.model.attention.get("window") is not None:
         cfg.model.attention.window = 16
     footprint = Footprint(cfg, 97, 100, torch.float32, True)
-    assert footprint.activation_bytes(2) == footprint._activation_bytes(layers, 2)
+    assert footprint.activation_bytes(2) == footprint._activation_bytes(layers, 2)[0]
     assert footprint.optimizer_bytes() == optimizer_bytes(footprint.model, cfg.optim)
 
 
@@ -256,6 +260,24 @@ def test_fsdp_shards_all_states_and_gathers_two_blocks_and_the_gradients_of_one_
     blocks = [sum(p.numel() for p in block.parameters()) for block in model.model.blocks]
     assert sharded.working == 2 * 3 * blocks[0] + 2 * 2 * (model.params - sum(blocks))
     assert sharded.buckets == 0
+
+
+def test_fsdp_gathers_float32_where_nothing_is_rounded_and_blocks_of_both_towers() -> None:
+    setup, overrides = Setup(True, 4, 8, 1, 256), ("arch=t5", "objective=span", "size=micro", "model.n_layers=3")
+    mixed, exact = (model_of_memory(*overrides, precision=precision) for precision in ("bf16-mixed", "32-true"))
+    blocks = [sum(p.numel() for p in block.parameters()) for tower in exact.model.towers for block in tower.blocks]
+    gathered = 3 * max(blocks) + 2 * (exact.params - sum(blocks))
+    assert [one.memory(setup).working for one in (mixed, exact)] == [2 * gathered, 4 * gathered]
+    assert exact.memory(setup).activations == exact.memory(replace(setup, sharded=False)).activations
+
+
+def test_grouped_keys_and_values_are_repeated_where_a_gpu_s_kernels_need_that() -> None:
+    query = torch.zeros(1, dtype=torch.bfloat16)
+    assert not attention.must_repeat_heads(query, masked=True)
+    with as_on_a_gpu():
+        assert attention.must_repeat_heads(query, masked=True)
+        assert attention.must_repeat_heads(query.float(), masked=False)
+        assert not attention.must_repeat_heads(query, masked=False)
 
 
 def test_autocast_s_copies_of_the_weights_are_told_apart_from_activations() -> None:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.profiler import ProfilerActivity, profile
 
 from llama_lab.config.components import build
 from llama_lab.model import Decoder
@@ -93,6 +95,19 @@ def test_steps_of_lion_are_those_written_by_hand_in_float64() -> None:
             mean[name], by_hand[name] = 0.95 * mean[name] + 0.05 * g, by_hand[name] - 1e-3 * update
         optimizer.step()
         torch.testing.assert_close(dict(model.named_parameters()), by_hand, rtol=1e-12, atol=1e-12)
+
+
+def test_a_step_of_lion_allocates_no_more_than_two_copies_of_the_largest_weight() -> None:
+    model = decoder("arch=gpt2", "model.n_layers=4")
+    optimizer = lion(model, lr=1e-3, beta1=0.8, beta2=0.95, weight_decay=0.3)
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    optimizer.step()  # which makes its states
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        optimizer.step()
+    events: Any = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
+    live = np.cumsum([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
+    assert live.max() <= 2 * max(p.nbytes for p in model.parameters())
 
 
 MUON = {**SETTINGS, "momentum": 0.9, "nesterov": True, "newton_schulz_steps": 5}

@@ -193,4 +193,5 @@ def flops_per_second(plan: Plan) -> float | None:
             optimizer.zero_grad()
             synchronize(device)
             times.append(time.perf_counter() - start)
-    return float(batch * model.max_seq_len * arm.cost.train_flops_per_token / min(times))
+    flops = arm.cost.train_flops_per_token + recomputed_flops(model, run.cfg.train.recompute)
+    return float(batch * model.max_seq_len * flops / min(times))

@@ -12,6 +12,7 @@ MEASURES: dict[str, Callable[[Cost], float]] = {
     "active": lambda cost: cost.params_active_non_embedding,
     "flops": lambda cost: cost.flops_per_token,
 }
+STEPS = 5  # of Newton's method; where costs are linear in the width, the first is enough
 MULTIPLES = (8, 4, 2, 1)  # of the width: matrix units are faster with larger ones, and only tiny models need less
 
 
@@ -28,7 +29,7 @@ def match_width(
 ) -> Matched:
     """The width that brings an arm to `reference` within 0.5%: a multiple of 8 if one does, else of 4, 2 or 1.
 
-    cost_at: the arm's cost at a width, in which the matched quantity is linear. textbook: the arm's width without
+    cost_at: the arm's cost at a width, with which the matched quantity grows. textbook: the arm's width without
     matching; None: it has none. match: "params", "active" or "flops". part: whose width it is. Raises ConfigError if
     none can match.
     """
@@ -36,21 +37,24 @@ def match_width(
         problem = "this arm has no feed-forward, and its mixer no value_dim, whose width to solve for"
         raise ConfigError(f"match={match}: {problem}; use match=none, or another mixer, such as attention=mamba2")
     measure = MEASURES[match]
-    target = measure(reference)
-    at_textbook = measure(cost_at(textbook))
-    per_unit = measure(cost_at(textbook + 1)) - at_textbook
-    if per_unit <= 0:
-        raise ConfigError(f"match={match}: the {part}'s width does not change this arm's {match}; use match=none")
-    exact = textbook + (target - at_textbook) / per_unit
-    if exact < 1:
-        raise ConfigError(
-            f"match={match}: without any {part} this arm still has more {match} than the {target:,.0f} it is "
-            f"matched to; use match=none, or a larger size.mlp_ratio"
-        )
-    for multiple in MULTIPLES:
-        width = max(multiple, multiple * round(exact / multiple))
-        cost = cost_at(width)
-        residual = measure(cost) / target - 1
-        if abs(residual) <= MOST_RESIDUAL:
+    target, width = measure(reference), textbook
+    for _ in range(STEPS):
+        here = measure(cost_at(width))
+        if (per_unit := measure(cost_at(width + 1)) - here) <= 0:
+            raise ConfigError(f"match={match}: the {part}'s width does not change this arm's {match}; use match=none")
+        exact = width + (target - here) / per_unit
+        if exact < 1:
+            raise ConfigError(
+                f"match={match}: without any {part} this arm still has more {match} than the {target:,.0f} it is "
+                f"matched to; use match=none, or a larger size.mlp_ratio"
+            )
+        before = width
+        for multiple in MULTIPLES:
+            width = max(multiple, multiple * round(exact / multiple))
+            cost = cost_at(width)
+            residual = measure(cost) / target - 1
+            if abs(residual) <= MOST_RESIDUAL:
+                return Matched(width, cost, residual)
+        if width == before:
             break
     return Matched(width, cost, residual)

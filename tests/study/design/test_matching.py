@@ -74,6 +74,23 @@ def test_no_other_width_of_that_kind_comes_nearer(match: str, arm: str) -> None:
         assert abs(measure(cost(arm, "nano", width)) / measure(reference) - 1) > abs(matched.residual)
 
 
+@pytest.mark.parametrize(("reference", "match"), [("linear", "params"), ("mamba2", "flops")])
+def test_a_width_on_whose_square_the_cost_depends_is_found(reference: str, match: str) -> None:
+    """A gate of `kimi_delta` has as many rows as columns: values of a head."""
+    cfg, other = (
+        compose_config(f"attention={one}", "block=mixer_only", "position=none", "size=micro", "model.n_heads=1")
+        for one in ("kimi_delta", reference)
+    )
+
+    def cost_at(width: int) -> Cost:
+        with torch.device("meta"):
+            return measure_cost(build_model(OmegaConf.merge(cfg, {"model": {"attention": {"value_dim": width}}}), 256))
+
+    with torch.device("meta"):
+        aim = measure_cost(build_model(other, 256))
+    assert abs(match_width(cost_at, OmegaConf.select(cfg, width_key(cfg)), match, aim).residual) <= MOST_RESIDUAL
+
+
 def test_a_recipe_matched_to_itself_keeps_its_width() -> None:
     matched = match_width(functools.partial(cost, "llama", "nano"), 344, "params", cost("llama", "nano"))
     assert (matched.width, matched.residual) == (344, 0.0)

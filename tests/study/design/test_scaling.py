@@ -1,5 +1,7 @@
 """The design of scaling studies, and the memory that its sizes need."""
 
+from functools import partial
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,7 +9,7 @@ import pytest
 
 from llama_lab.analysis.power import smallest_difference
 from llama_lab.runs.study import Study
-from llama_lab.study.design import Scaling
+from llama_lab.study.design import Scaling, dry_run
 from llama_lab.study.design import memory_fit as memory
 from llama_lab.study.design.dry_run import largest_in_a_day, power
 from llama_lab.study.design.memory_fit import check_memory
@@ -16,6 +18,9 @@ from llama_lab.training.run import new_run
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, options
 from tests.study.design.test_designs import CONFIGS
+from tests.study.planning import planned_study
+
+NORMS = ("study=options", "study.axis=norm", "study.options=[rmsnorm,layernorm]", "match=none")
 
 DESIGN: dict[str, Any] = {
     "axis": "ffn",
@@ -112,6 +117,16 @@ def test_the_base_is_the_recipe_of_the_other_groups() -> None:
 def test_settings_that_make_no_scaling_study_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Scaling(**DESIGN | wrong).variants(CONFIGS)
+
+
+def test_a_timed_step_is_as_fast_as_all_that_it_computes(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a dry run's time would count what is recomputed twice: it also divides all of that by the speed."""
+    monkeypatch.setattr(dry_run, "time", SimpleNamespace(perf_counter=partial(next, count())))  # a second for each step
+    plans = [planned_study(*tiny, *NORMS, f"train.recompute={parts}") for parts in ("none", "block")]
+    plain, again = (dry_run.flops_per_second(plan) for plan in plans)
+    flops = [dry_run.training_flops(plan, plan.arms[0]) for plan in plans]
+    assert again / plain == pytest.approx(flops[1] / flops[0])
+    assert again > 1.1 * plain
 
 
 def test_a_size_that_exceeds_the_memory_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

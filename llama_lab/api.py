@@ -41,6 +41,7 @@ def load_config(overrides: Sequence[str] = (), config_dir: str | Path | None = N
 
     config_dir: a folder with options of your own, as for `--config-dir`. Raises ConfigError where the command does.
     """
+    check_list("overrides", overrides)
     typed = to_hydra(list(overrides))
     with composing(typed, config_dir):
         cfg = compose("config", overrides=typed, return_hydra_config=True)
@@ -48,6 +49,12 @@ def load_config(overrides: Sequence[str] = (), config_dir: str | Path | None = N
         cfg = without(cfg, "hydra")
         check_run(cfg, choices)
     return cfg
+
+
+def check_list(name: str, given: Sequence[str]) -> None:
+    """Raise ConfigError for a text where a list of texts is wanted: it would be read letter by letter."""
+    if isinstance(given, str):
+        raise ConfigError(f"{name}={given!r}: is a text; give a list of them, {name}=[{given!r}]")
 
 
 @contextmanager
@@ -162,6 +169,8 @@ def compare(
 
     if not paths:
         raise ConfigError("compare: names no run; name folders of runs or studies, such as runs/llama")
+    check_list("group_by", group_by)
+    check_list("trust", trust)
     folders = [Path(path) for path in paths]
     study = compared(folders, group_by, baseline, title)
     own = folders[0] if is_study(folders, group_by) else Path("comparison")  # where speeds measured together are

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html import unescape
 from pathlib import Path
 
@@ -61,9 +61,11 @@ def test_a_config_and_its_model_are_those_of_the_command() -> None:
         (["norm=[a"], r"norm=\[a: cannot be read"),
         (["seed=1", "seed=2"], "seed=2: seed=1 is given already"),
         (["study=ladder"], "study=ladder: takes the place of a sweep"),
+        (["norm=rmsnorm,layernorm"], "norm=rmsnorm,layernorm: is several values; add --multirun to sweep over them"),
+        ("arch=llama", r"overrides='arch=llama': is a text; give a list of them, overrides=\['arch=llama'\]"),
     ],
 )
-def test_what_the_command_refuses_is_an_error_in_one_line(overrides: list[str], message: str) -> None:
+def test_what_the_command_refuses_is_an_error_in_one_line(overrides: Sequence[str], message: str) -> None:
     with pytest.raises(llama_lab.ConfigError, match=rf"^[^\n]*{message}[^\n]*$"):
         llama_lab.load_config(overrides)
     assert not GlobalHydra.instance().is_initialized()
@@ -133,6 +135,8 @@ def test_a_comparison_is_that_of_the_command(swept: Path, in_process: Callable[.
     assert unescape(shown[shown.index('"') + 1 : shown.index('" style')]).replace("\r\n", "\n")[:500] == page[:500]
     with pytest.raises(llama_lab.ConfigError, match="no such arm"):
         llama_lab.compare(swept, baseline="layernorm")
+    with pytest.raises(llama_lab.ConfigError, match="group_by='norm': is a text; give a list of them"):
+        llama_lab.compare(swept, group_by="norm")
 
 
 @pytest.mark.process

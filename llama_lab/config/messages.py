@@ -66,6 +66,8 @@ def one_line(error: BaseException, config: str = "config", typed: Sequence[str] 
     if isinstance(error, OverrideParseException):
         reason = message.splitlines()[0]
         return f"{error.override}: cannot be read, {reason}; write key=value, and quote what is special: 'key=[a,b]'"
+    if match := re.match(r"Ambiguous value for argument '(.+?)'\s", message):
+        return f"{match[1]}: is several values; add --multirun to sweep over them, or write a list as key=[a,b]"
     if match := re.match(r"Could not override '([^'@]+)", message.removeprefix(f"In '{config}': ")):
         if (key := match[1]) != "experiment":
             return unknown_key(key, config, typed)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import cache
 from io import StringIO
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from llama_lab.util.errors import ConfigError, first_line
@@ -53,10 +53,12 @@ class Trust:
         for package in self.packages:
             if target.startswith(f"{package}."):
                 try:
-                    module = str(getattr(get_object(target), "__module__", ""))
+                    module = str(getattr(resolve_name(target), "__module__", ""))
                 except Exception as error:  # importing a module can raise anything
                     problem = f"cannot be imported, {first_line(error)}"
-                    raise ConfigError(f"{target}: {problem}; install {package}") from error
+                    raise ConfigError(
+                        f"{target}: {problem}; install {package}, or have PYTHONPATH name its folder"
+                    ) from error
                 if module == package or module.startswith(f"{package}."):
                     return True
         return False

@@ -17,6 +17,8 @@ from .picture import picture
 def check_file(name: str) -> Path:
     """The file to draw into, which is overwritten. Raises ConfigError unless it can be an SVG file."""
     file = Path(name)
+    if file.suffix != ".svg" and "=" in name:
+        raise ConfigError(f"draw={name}: is a setting; name an SVG file before it, llama-lab draw model.svg {name}")
     if file.suffix != ".svg":
         raise ConfigError(f"draw={name}: the picture is an SVG file; name it so, draw={file.with_suffix('.svg')}")
     if file.is_dir():

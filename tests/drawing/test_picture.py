@@ -78,6 +78,7 @@ def test_a_hostile_name_is_text() -> None:
     ("overrides", "message"),
     {
         "suffix": (["draw=one.png"], "draw=one.png: the picture is an SVG file; name it so, draw=one.svg"),
+        "setting": (["draw=arch=gpt2"], "is a setting; name an SVG file before it, llama-lab draw model.svg arch=gpt2"),
         "no folder": (["draw=gone/one.svg"], "draw=gone/one.svg: there is no folder gone; create it"),
         "estimate": (["draw=one.svg", "estimate=true"], "draw=one.svg: estimate=true does something else"),
         "measure": (["draw=one.svg", "measure=runs"], "draw=one.svg: measure=runs does something else"),

@@ -44,7 +44,8 @@ WIDTH = 400  # points
 TABLES = ("losses", "lengths", "costs")
 HEAD = (
     "# Claims\n\n`python -m llama_lab.claims` makes this page. Speeds on the pages of claims are tokens per second: "
-    "means of rounds in turn, the lowest and the highest.\n\n"
+    "means of rounds in turn, the lowest and the highest. Verdicts on speeds, averages and longer contexts rest on "
+    "single paired t-tests.\n\n"
 )
 Book = Mapping[str, tuple[Claim, Sequence[Judged]]]
 """Each claim by name, with what was found."""
@@ -86,11 +87,7 @@ def expected(said: Statement | Figure) -> str:
 def study_lines(judged: Judged, result: Result) -> list[str]:
     """What was measured, and on what."""
     machine = ", ".join(dict.fromkeys(r.environment.cpu for r in result.started))
-    tests = (
-        ""
-        if result.tests == "none"
-        else f"; intervals of losses are those of {result.tests}, others of single paired t-tests"
-    )
+    tests = "" if result.tests == "none" else f"; intervals of losses are those of {result.tests}"
     shown = tables(result)
     return [
         *(markdown_table(replace(shown[slug], caption="")).rstrip() + "\n" for slug in TABLES if slug in shown),

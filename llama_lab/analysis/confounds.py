@@ -92,10 +92,14 @@ def _same_seeds(result: Result) -> Iterator[str]:
     for same, names in shared.items():
         what = f"Runs of different seeds have the same {same} in {enumerate_some(names, MOST_NAMES)}"
         yield sentence(what, "they are not independent, and intervals are too short")
-    sources = {record.environment.init_hash for arm in result.arms for record in started(arm.records)}
-    if shared or len(sources) != 1 or "" in sources or max(len(arm.records) for arm in result.arms) < 2:
-        return
-    yield "All runs start from the same trained weights: intervals leave out how much those vary from seed to seed."
+
+
+def _one_source(result: Result) -> Iterator[str]:
+    """Seeds of which all start from one trained model."""
+    runs = [run for arm in result.arms for run in started(arm.records)]
+    sources = {run.environment.init_hash for run in runs}
+    if len(sources) == 1 and sources != {""} and len({run.seed for run in runs}) > 1:
+        yield "All runs start from the same trained weights: intervals leave out how much those vary from seed to seed."
 
 
 def _unmatched(result: Result) -> Iterator[str]:
@@ -259,6 +263,7 @@ RULES = (
     _doubtful_rates,
     audit.unlike_positions,
     _same_seeds,
+    _one_source,
     _doubtful_tests,
     unequal_environments,
     _doubtful_inference,

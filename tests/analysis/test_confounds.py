@@ -151,6 +151,15 @@ def test_what_all_runs_of_an_arm_have_is_named_once(tmp_path: Path, settings: di
     assert warning.startswith(named)
 
 
+@pytest.mark.parametrize(("seeds", "is_warned"), [((1, 2, 3), True), ((1,), False)])
+def test_seeds_that_start_from_one_trained_model_are_said_to(
+    tmp_path: Path, seeds: tuple[int, ...], is_warned: bool
+) -> None:
+    found = warnings_of(tmp_path, seeds=seeds, facts={arm: {"init_hash": "1" * 32} for arm in ARMS})
+    said = "All runs start from the same trained weights: intervals leave out how much those vary from seed to seed."
+    assert (said in found) == is_warned
+
+
 @pytest.mark.parametrize("keys", [("data.seed", "model.seed"), ("data.seed",), ("model.seed",)])
 def test_runs_of_different_seeds_that_share_one_are_one_sentence(tmp_path: Path, keys: tuple[str, ...]) -> None:
     assert warnings_of(tmp_path, config=dict.fromkeys(ARMS, dict.fromkeys(keys, 1))) == [

@@ -38,9 +38,11 @@ def match_width(
         raise ConfigError(f"match={match}: {problem}; use match=none, or another mixer, such as attention=mamba2")
     measure = MEASURES[match]
     target, width = measure(reference), textbook
-    for _ in range(STEPS):
+    for step in range(STEPS):
         here = measure(cost_at(width))
         if (per_unit := measure(cost_at(width + 1)) - here) <= 0:
+            if step:  # a cost that grows in steps of several units
+                break
             raise ConfigError(f"match={match}: the {part}'s width does not change this arm's {match}; use match=none")
         exact = width + (target - here) / per_unit
         if exact < 1:

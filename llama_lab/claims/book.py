@@ -111,10 +111,10 @@ def table(book: Book, most: int, pages: str = "") -> str:
     ]
     rows.sort(key=lambda row: WORDS.index(row[0].word))
     words = Counter(found.word for found, *_ in rows)
-    tested = sum(found.word != "not run" and isinstance(said, Statement) for found, _, said, _ in rows)
+    ran = sum(found.word != "not run" and isinstance(said, Statement) for found, _, said, _ in rows)
     lines = [
         f"{count(len(rows), 'statement')}: {', '.join(f'{n} {word}' for word, n in words.items())}. Of the "
-        f"{tested} that were tested at 5%, at most {LEVEL * tested:.1f} are expected to find what is not there.",
+        f"{ran} that were run, each tested at 5%, at most {LEVEL * ran:.1f} are expected to find what is not there.",
         "",
         "| verdict | statement | source | found |",
         "|---|---|---|---|",

@@ -159,7 +159,9 @@ class Lion(Optimizer):
         for group in self.param_groups:
             for p in group["params"]:  # one by one: all signs at once would take the memory of all weights
                 if p.grad is not None:
-                    mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                    if "mean" not in self.state[p]:
+                        self.state[p]["mean"] = torch.zeros_like(p)
+                    mean = self.state[p]["mean"]
                     p.mul_(1 - group["lr"] * group["weight_decay"])
                     p.add_(p.grad.lerp(mean, group["beta1"]).sign_(), alpha=-group["lr"])
                     mean.lerp_(p.grad, 1 - group["beta2"])

@@ -1,6 +1,8 @@
 """`python -m llama_lab.claims [NAME ...] [OVERRIDE ...]`: run what is missing, judge, and write the pages."""
 
 import argparse
+import re
+import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -9,15 +11,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
+import yaml
 
 from llama_lab.analysis.analyse import analyse
+from llama_lab.config.grammar import override_key
 from llama_lab.config.messages import exit_with
+from llama_lab.config.schema import CHANGEABLE, belongs
 from llama_lab.runs.study import FILE, Study
 from llama_lab.study.design.plan import Plan
 from llama_lab.util.errors import ConfigError
 from llama_lab.util.formatting import duration
 
-from .archive import changed_arms, pack, rows_of, unpack
+from .archive import beside, changed_arms, pack, rows_of, unpack
 from .book import Judged, write_pages
 from .claim import Claim, all_claims
 from .judging import judge, recompute, verdict
@@ -25,6 +30,7 @@ from .planning import changed_loss, is_of_other_data, plan_of, seconds, too_larg
 
 CLAIMS, PAGES, FRONT = Path("claims"), Path("docs/claims"), Path("README.md")
 DEVICES = ("cpu", "gpu")
+FREE = (*CHANGEABLE, "hydra/launcher", "hydra", "trainer", "study.measure_speed")  # keys that change no verdict
 
 
 def main() -> None:
@@ -42,6 +48,8 @@ def main() -> None:
         claims = all_claims(CLAIMS)
         if unknown := [name for name in names if name not in claims]:
             raise ConfigError(f"{unknown[0]}: is no claim; choose from {', '.join(claims)}")
+        if fixed := bare(overrides):
+            raise ConfigError(f"{min(fixed)}: is for the claim to say; use train.py for another study")
         chosen = [claims[name] for name in names or claims]
         if not (given.list or given.check or given.judge):
             for claim in chosen:
@@ -121,9 +129,17 @@ def judged(claim: Claim) -> list[Judged]:
 
 def stale(claim: Claim, archive: Path, plan: Plan | None = None) -> str:
     """Why the results of an archive are not those of the claim now; empty if they are. plan: to compare the data."""
+    command = yaml.safe_load(beside(archive, FILE).read_text(encoding="utf-8"))["command"]
+    if new := bare(claim.study) - bare(shlex.split(command)):
+        return f"its study was run without {min(new)}"
     if changed := changed_arms(archive, claim.config_dir):
         return f"the settings of {', '.join(changed)} are others now"
     return "its results are of other data than is here" if plan and is_of_other_data(archive, plan) else ""
+
+
+def bare(words: Sequence[str]) -> set[str]:
+    """Overrides that decide results, without spaces and quotes."""
+    return {re.sub(r"[\s\"']", "", word) for word in words if not belongs(override_key(word), FREE)}
 
 
 def state(claim: Claim, found: Sequence[Judged], check: bool) -> str:

@@ -1,6 +1,7 @@
 """Claims: files, the archive of their results, and the pages made from it."""
 
 import re
+import shlex
 import shutil
 import sys
 from collections import Counter
@@ -131,6 +132,25 @@ def test_settings_that_have_changed_make_an_arm_stale(study: Path, tmp_path: Pat
     row = next(row for row in rows_of(archive) if row["environment.arm"] == "layernorm")
     archive.write_text(text.replace(row["config"], "00000000"))
     assert "layernorm" in changed_arms(archive)
+
+
+def test_a_claim_that_has_changed_is_stale(study: Path, tmp_path: Path) -> None:
+    pack(study, archive := tmp_path / "cpu.csv")
+    file = tmp_path / "cpu.study.yaml"
+    file.write_text(file.read_text().replace("command: ", f"command: {shlex.join(TINY.study)} "))
+    assert "was run without" not in command.stale(replace(TINY, study=[*TINY.study, "logger=all"]), archive)
+    longer = replace(TINY, study=[*TINY.study[:-2], "train.tokens=9e4"])
+    assert command.stale(longer, archive) == "its study was run without train.tokens=9e4"
+
+
+def test_an_override_that_decides_results_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(TOP)
+    monkeypatch.setattr(sys, "argv", ["claims", "norms", "hydra/launcher=slurm", "model.dropout=0.1"])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "model.dropout=0.1: is for the claim to say" in capsys.readouterr().err
 
 
 ALL = all_claims(TOP / "claims")

@@ -15,7 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from llama_lab.util.errors import ConfigError, suggestion
+from llama_lab.util.errors import ConfigError, require_positive, suggestion
 
 from .composing import last_loader, with_option
 from .schema import flatten
@@ -192,7 +192,8 @@ def resolved(node: dict[str, Any], model: DictConfig) -> Any:
 
 
 def check_depth(n_layers: int) -> None:
-    """Raise ConfigError for more layers than are built."""
-    if isinstance(n_layers, int) and n_layers > MOST_LAYERS:
+    """Raise ConfigError for no layers, or more than are built."""
+    require_positive("model.n_layers", n_layers, or_null=False)
+    if n_layers > MOST_LAYERS:
         advice = "use fewer, or see what so many would take with estimate=true"
         raise ConfigError(f"model.n_layers={n_layers}: at most {MOST_LAYERS} layers are built; {advice}")

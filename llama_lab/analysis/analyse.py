@@ -13,7 +13,7 @@ from llama_lab.config.trust import Trust
 from llama_lab.runs.folder import RESOLVED, is_run
 from llama_lab.runs.record import Record, finished, missing_record, read_record, started, trained_beside
 from llama_lab.runs.stored import FIXED_COSTS, MEASURED_COSTS
-from llama_lab.runs.study import Arm, ArmSpeed, Pair, Study, measured_speed
+from llama_lab.runs.study import Arm, ArmSpeed, Pair, Study, StudySpeed, measured_speed
 
 from .architectures import architectures
 from .comparisons import Judged, compare_arms, describe_tests, effects_of, interactions_of
@@ -59,9 +59,9 @@ def analyse(study: Study, folder: Path, trust: Trust = Trust()) -> Result:  # no
     judged: Judged = {name: judged_runs(own)["record"].tolist() for name, own in of_arm.items()}
     units = judged_by([record for own in judged.values() for record in started(own)])
     metric, losses = units[0], {unit: final_losses(judged, unit) for unit in units}
-    speed = measured_speed(folder)
+    speed = measured_speed(folder) if study.is_in(folder) else None
     compared = compare_arms(study, judged, losses, metric, is_final=True)
-    effects = effects_of(study, losses[metric]) if study.is_factorial else ()
+    effects = effects_of(study, judged, losses[metric]) if study.is_factorial else ()
     facts = pd.DataFrame([environment(record.environment) for record in started(records)])
     first = next(iter(started(judged[study.baseline])), None)
     result = Result(
@@ -133,12 +133,12 @@ def _arm_result(result: Result, arm: Arm, judged: Judged, compared: Mapping[Pair
         to_baseline=compared.get((arm.name, study.baseline)),
         to_reach=_to_reach(pairs, metric, speed),
         reach=_reach(pairs, metric),
-        costs=_costs(records, speed),
+        costs=_costs(records, speed, result.speed),
         difference=different_settings(theirs[0], ours[0], result.is_swept) if ours and theirs else {},
     )
 
 
-def _costs(records: Sequence[Record], speed: ArmSpeed | None) -> dict[str, float]:
+def _costs(records: Sequence[Record], speed: ArmSpeed | None, measured: StudySpeed | None) -> dict[str, float]:
     """An arm's FIXED_COSTS, and means over its finished runs of its MEASURED_COSTS.
 
     speed: as measured in turn, which replaces what the runs logged; without it, runs beside others have none.
@@ -147,10 +147,12 @@ def _costs(records: Sequence[Record], speed: ArmSpeed | None) -> dict[str, float
     fixed = {key: known[key] for key in FIXED_COSTS if key in known}
     logged = {key: [r.summary[key] for r in finished(records) if key in r.summary] for key in MEASURED_COSTS}
     costs = fixed | {key: fmean(values) for key, values in logged.items() if values}
-    if speed is None:
+    if speed is None or measured is None:
         return {key: value for key, value in costs.items() if key not in SPEEDS or not trained_beside(records)}
-    if "perf/mfu" in costs:  # in proportion to the speed
-        costs["perf/mfu"] *= speed.costs["perf/tokens_per_second"] / costs["perf/tokens_per_second"]
+    trained_on = {(one.environment.device, one.environment.devices) for one in finished(records)}
+    mfu = costs.pop("perf/mfu", None)
+    if mfu and trained_on == {(measured.device, measured.devices)}:
+        costs["perf/mfu"] = mfu * speed.costs["perf/tokens_per_second"] / costs["perf/tokens_per_second"]
     return costs | speed.costs
 
 

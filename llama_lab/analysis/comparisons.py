@@ -92,18 +92,23 @@ def describe_tests(study: Study, compared: dict[Pair, Comparison], effects: Sequ
         noun, to = "pair", " of arms"
     tested = [f"the {count(of_family, noun)}{to}"] if of_family else []
     tested += [f"the {count(of_effects, 'effect')}"] if of_effects else []
-    tested += ["the last arm against the first"] if of_ends else []
+    first = "the first" if study.baseline == study.arms[0].name else study.baseline
+    tested += [f"the last arm against {first}"] if of_ends else []
     if of_family + of_effects + of_ends == 1:
         return "a paired t-test"
     return f"moderated paired tests of {' and '.join(tested)}" if tested else "none"
 
 
-def effects_of(study: Study, losses: pd.DataFrame) -> tuple[Effect, ...]:
-    """The effects of a factorial, from the options of the baseline."""
+def effects_of(study: Study, judged: Judged, losses: pd.DataFrame) -> tuple[Effect, ...]:
+    """The effects of a factorial, from the options of the baseline; not tested where an arm diverged."""
     runs = [(arm.axes, seed, loss) for arm in study.arms for seed, loss in losses[arm.name].dropna().items()]
     if not runs:
         return ()
-    return tuple(factorial_effects(_options(study), *map(list, zip(*runs, strict=True))))
+    effects = factorial_effects(_options(study), *map(list, zip(*runs, strict=True)))
+    if any(divergence(name, records) for name, records in judged.items()):
+        untested = [PairedDifference(one.change.n, one.change.mean, one.change.sd) for one in effects]
+        effects = [replace(one, change=change) for one, change in zip(effects, untested, strict=True)]
+    return tuple(effects)
 
 
 def interactions_of(result: Result) -> tuple[Interaction, ...]:

@@ -195,6 +195,10 @@ def _doubtful_inference(result: Result) -> Iterator[str]:
     facts["largest context"] = [f"{max(speed.context for speed in one.speed):,}" for one in measured]
     for fact, values in disagreements(records, facts).items():
         yield f"Measurements of inference differ in {fact}: {values}; their speeds cannot be compared."
+    at_lengths = [record for record in evaluated if record.evaluation.lengths]
+    for key in ("device", "precision"):
+        if values := disagreement(at_lengths, [getattr(one.evaluation, key) for one in at_lengths]):
+            yield f"Losses at several contexts were evaluated with unequal {key}: {values}; they differ by rounding."
     speeds = [(record.arm, speed) for record in records for speed in record.evaluation.speed]
     unquiet = [arm for arm, speed in speeds if any(_is_unquiet(getattr(speed, part)) for part in TIMED)]
     what = f"The machine was not quiet while inference was measured, with rounds more than {MOST_UNQUIET}{TIMES} apart"
@@ -211,8 +215,9 @@ def _doubtful_inference(result: Result) -> Iterator[str]:
 def _doubtful_tests(result: Result) -> Iterator[str]:
     """What p-values do not account for: two seeds, repeated looks, noisy arms."""
     spread = noise(result)
-    compared = [c for arm in result.arms for c in (arm.to_previous, arm.to_baseline) if c and c.change.is_tested]
-    if compared and max(c.change.n for c in compared) == 2:
+    of_arms = (found for arm in result.arms for found in (arm.to_previous, arm.to_baseline))
+    tested = [f for f in (*of_arms, *result.pairs, *result.effects) if f and f.change.is_tested]
+    if tested and max(finding.change.n for finding in tested) == 2:
         others = "an arm's noise is estimated mostly from the other arms, and " if spread else ""  # of two arms: not
         yield f"Two seeds: {others}one outlier can decide a verdict."
     if result.study.looks:

@@ -52,7 +52,7 @@ def difference_curves(study: Study, judged: Judged, final: Table, metric: Loss) 
             tables = {unit: then.pivot_table(unit, "seed", "arm", aggfunc="last") for unit in final}
             losses = {unit: table.reindex(columns=list(judged)) for unit, table in tables.items()}
         if study.is_factorial:
-            found = {(effect.name, ""): effect.change for effect in effects_of(study, losses[metric])}
+            found = {(effect.name, ""): effect.change for effect in effects_of(study, judged, losses[metric])}
         else:
             compared = compare_arms(study, judged, losses, metric, is_final=False)
             found = {pair: compared[pair].change for pair in study.question if pair in compared}

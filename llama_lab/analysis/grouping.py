@@ -68,8 +68,9 @@ def runs_below(path: Path) -> list[Path]:
 
 
 def arm_members(name: str, records: Sequence[Record]) -> tuple[Member, ...]:
-    """The runs of one arm, over seeds and, if they differ, learning rates. Raises ConfigError for duplicates."""
-    is_swept = len({record.config.get(RATE) for record in records}) > 1
+    """The runs of one arm, over seeds and, if a seed has several, learning rates. Raises ConfigError for duplicates."""
+    runs = {(record.seed, record.config.get(RATE)) for record in records}
+    is_swept = len(runs) > len({seed for seed, _ in runs})  # tuned runs have a rate of each seed
     first: dict[tuple[int, float | None], Record] = {}
     for record in records:
         other = first.setdefault((record.seed, record.config.get(RATE)), record)

@@ -14,7 +14,7 @@ from llama_lab.runs.study import ArmSpeed
 from llama_lab.util.formatting import conjoin
 
 from .comparisons import judge_pairs
-from .result import ArmResult, Quantity, Ranking, Result, Standing
+from .result import ArmResult, Quantity, Ranking, Result, Standing, common_losses
 from .sentences import divergence
 from .statistics import Estimate, describe, estimate, geometric_mean, rank_intervals
 
@@ -50,7 +50,8 @@ def _by_loss(result: Result, names: Names) -> Ranking:
         return _ranking("loss", names, {}, dict.fromkeys(names, reason), None)
     tested = {name for c in result.pairs if c.change.is_tested for name in (c.arm, c.against)}
     clear = [(c.change.mean, c.arm, c.against) for c in result.pairs if c.change.significant]
-    values = {arm.name: loss for arm in result.arms if (loss := arm.judged(result.metric))}
+    common = common_losses(result.arms, result.metric)
+    values = {name: estimate(common[name].tolist()) for name in common if len(common)}
     unranked = {arm.name: _untested(arm) or "not tested" for arm in result.arms if arm.name not in tested}
     return _ranking("loss", names, values, unranked, {(a, b) if mean < 0 else (b, a) for mean, a, b in clear})
 

@@ -91,8 +91,9 @@ def _winner(result: Result, compared: Sequence[Comparison]) -> str:
     lower, higher = ([c for c in compared if c.change.verdict == verdict] for verdict in VERBS)
     lower.sort(key=_size, reverse=True)
     best = lower[0].arm if lower else baseline
-    if is_ranked := bool(result.ranks):
-        means = {arm.name: loss.mean for arm in result.arms if (loss := arm.judged(result.metric))}
+    common = common_losses(result.arms, result.metric)
+    if is_ranked := bool(result.ranks) and not common.empty:
+        means = common.mean()
         best = min((name for name, (first, _) in result.ranks.items() if first == 1), key=means.__getitem__)
     clear = [c for c in tested if best in (c.arm, c.against) and c.change.significant]
     beaten = [c.arm if c.against == best else c.against for c in clear]
@@ -196,7 +197,8 @@ def _first_to_last(result: Result) -> list[str]:
     elif last.change.n == 1:
         verdict = ", which may be noise"
     change = ", ".join(filter(None, [f"{last.change.text} {result.unit}", p_value(last.change.p)]))
-    return [f"From the first arm, {last.against}, to the last, {last.arm}, the loss changed by {change}{verdict}."]
+    first = f"the first arm, {last.against}," if last.against == result.arms[0].name else last.against
+    return [f"From {first} to the last, {last.arm}, the loss changed by {change}{verdict}."]
 
 
 def _lowest(result: Result) -> list[str]:

@@ -19,6 +19,9 @@ LATEX = {
     "\u00b1": r"$\pm$",
     "\u2013": "--",
     "\u2026": r"\ldots{}",
+    "\u03b1": r"$\alpha$",
+    "\u03b2": r"$\beta$",
+    "\u03b3": r"$\gamma$",
     "\u00a0": "~",
     "--": "-{}-",  # which would be a dash
 } | {character: f"\\{character}" for character in "{}$&#_%"}

@@ -187,7 +187,7 @@ def _forest(result: Result, rows: Sequence[Finding], title: str, caption: str) -
 
 
 def _scaling(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
-    if not result.scaling:
+    if "scaling" not in found:  # no finished run
         return
     points = partial(found["scaling"].cells, "Size", "Tokens per parameter")
     fitted = not result.scaling.not_fittable

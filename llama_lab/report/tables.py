@@ -26,7 +26,7 @@ from llama_lab.analysis.settings import TOKENS
 from llama_lab.analysis.statistics import Estimate, term_name
 from llama_lab.config.grammar import to_override
 from llama_lab.runs.record import Record, finished, started
-from llama_lab.runs.stored import ACTIVE, STATE, UNITS
+from llama_lab.runs.stored import ACTIVE, STATE
 from llama_lab.runs.study import BATCH, MATCHED
 from llama_lab.util import formatting as fmt
 
@@ -402,7 +402,7 @@ def _scaling(result: Result) -> Table:
             if gain := option.gains and option.gains.at(point.cell):
                 cells += [gain.alone.text, gain.line.text, fmt.number(gain.line.mean * gain.speed, 2)]
             rows.append([option.option, *cells, *[fmt.UNKNOWN] * (9 - len(cells))])
-    caption = f"Loss: mean over seeds, {UNITS[result.metric]}."
+    caption = f"Loss: mean over seeds, {result.unit}."
     head = ["Option", "Size", "Tokens per parameter", "Parameters", "Tokens", "Training FLOPs", "Loss"]
     if any(option.gains for option in result.scaling.options):
         head += ["Gain", "By the fit", "In time"]

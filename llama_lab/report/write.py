@@ -15,7 +15,7 @@ from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.grouping import compared, is_study
 from llama_lab.analysis.result import Result
 from llama_lab.config.trust import Trust
-from llama_lab.runs.study import FILE, SUMMARY, Study
+from llama_lab.runs.study import FILE, SUMMARY, Study, StudySpeed, measured_speed
 from llama_lab.util.errors import ConfigError
 
 from .page import page, pictures, write_page
@@ -98,6 +98,10 @@ def compare(
         if (folder / FILE).exists() and not Study.load(folder).command.startswith(COMMAND):
             raise ConfigError(f"--out {folder}: holds a study, which the comparison would replace; name another folder")
         folder.mkdir(parents=True, exist_ok=True)
+        speeds = [speed for at in (paths[0], folder) if study.is_in(at) and (speed := measured_speed(at))]
+        (folder / StudySpeed.FILE).unlink(missing_ok=True)  # of other runs
+        for speed in speeds[:1]:
+            speed.save(folder)
         replace(study, command=shlex.join([COMMAND, *sys.argv[1:]])).save(folder)
     result = write_report(folder, trust)
     if export is not None:

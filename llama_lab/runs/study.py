@@ -164,14 +164,22 @@ class Study:
 
     @property
     def ends(self) -> list[Pair]:
-        """The last arm of a ladder with its first; none for a ladder of one step, or all pairs."""
-        is_asked = self.is_chain and len(self.arms) > 2 and self.compare != "all"
-        return [(self.arms[-1].name, self.baseline)] if is_asked else []
+        """The last arm of a ladder with its baseline, the first; none for a ladder of one step, or all pairs."""
+        last = self.arms[-1].name
+        is_asked = self.is_chain and len(self.arms) > 2 and self.compare != "all" and last != self.baseline
+        return [(last, self.baseline)] if is_asked else []
 
     @property
     def before(self) -> str:
         """What an arm's `previous` is to it, in words."""
         return "the step before" if self.is_chain else "its reference"
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether the study.yaml of a folder lists these very runs. Raises ConfigError if it is damaged."""
+        if not (folder / FILE).exists():
+            return False
+        ours, theirs = ([arm.below(folder.absolute()).members for arm in one.arms] for one in (self, self.load(folder)))
+        return ours == theirs
 
     def save(self, folder: Path) -> None:
         """Write study.yaml atomically."""

@@ -19,7 +19,7 @@ from llama_lab.analysis.result import ArmResult, Result
 from llama_lab.analysis.statistics import judge
 from llama_lab.report.summary import summary_rows
 from llama_lab.report.tables import tables
-from llama_lab.runs.study import Study
+from llama_lab.runs.study import ArmSpeed, Study, StudySpeed
 from llama_lab.util.formatting import MINUS, p_value
 from tests.analysis.synthetic import (
     BYTES_PER_TOKEN,
@@ -336,6 +336,17 @@ def test_costs_are_means_over_seeds_and_fronts_hold_the_arms_that_nothing_beats(
     assert result.front(SPEED) == ("mha", "bad")
 
 
+@pytest.mark.parametrize(("devices", "mfu"), [(8, 0.3), (1, None)])
+def test_mfu_follows_a_measured_speed_of_the_same_hardware_alone(
+    tmp_path: Path, devices: int, mfu: float | None
+) -> None:
+    study = write_study(tmp_path, {"a": 0.0}, facts={"a": {"device": "H100", "devices": 8}})
+    for seed in (1, 2, 3):
+        plant_facts(tmp_path / f"a/seed={seed}", **{SPEED: 8e5, "perf/mfu": 0.4})
+    StudySpeed("H100", devices, "bf16-mixed", 2, "2", {"a": ArmSpeed([6e5], [1.0])}).save(tmp_path)
+    assert arm(analyse(study, tmp_path), "a").costs.get("perf/mfu") == (mfu and pytest.approx(mfu))
+
+
 def test_runs_trained_under_another_name_have_the_name_of_their_arm(tmp_path: Path) -> None:
     result = analysed(tmp_path, {"ours": 0.0, "theirs": -0.1}, facts={"theirs": {"arm": "base", "device": "cuda"}})
     assert {record.arm for record in arm(result, "theirs").records} == {"theirs"}
@@ -560,6 +571,15 @@ def two_by_two(folder: Path, seeds: tuple[int, ...] = (1, 2, 3)) -> Result:
     return analysed(folder, effects, seeds, axes=axes, design="factorial")
 
 
+def test_no_effect_is_tested_where_an_arm_diverged(tmp_path: Path) -> None:
+    study = two_by_two(tmp_path, (1, 2, 3, 4)).study
+    plant_end(tmp_path / "rmsnorm+swiglu/seed=2", "diverged", "nan", 7)
+    result = analyse(study, tmp_path)
+    assert len(result.effects) == 3
+    assert not any(effect.change.is_tested for effect in result.effects)
+    assert (result.tests, result.verdict) == ("none", "No arm could be tested.")
+
+
 @pytest.mark.usefixtures("with_curves")
 def test_an_interaction_is_half_the_change_of_one_axis_s_effect_and_every_effect_has_its_curve(tmp_path: Path) -> None:
     result = two_by_two(tmp_path)
@@ -683,6 +703,7 @@ def test_two_seeds_give_a_warning_with_whose_noise_they_are_judged_by(tmp_path: 
         result = analysed(tmp_path / f"{arms}{len(seeds)}", dict.fromkeys(arms, 0.0), seeds)
         assert cautioned(result, "Two seeds: ") == is_cautioned
         assert cautioned(result, "mostly from the other arms") == from_others
+    assert cautioned(two_by_two(tmp_path / "factorial", (1, 2)), "Two seeds: ")
     untested = analysed(tmp_path / "untested", {"a": 0.0, "b": 0.0}, (1, 2), facts={"b": {"data_hash": "other"}})
     assert not cautioned(untested, "Two seeds: ")
 

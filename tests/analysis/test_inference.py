@@ -40,7 +40,7 @@ def found(result: Result, name: str) -> Inference:
 
 def warnings_of(result: Result) -> list[str]:
     """The warnings of inference."""
-    words = ("Measurements of inference", "not quiet", "their formula")
+    words = ("Measurements of inference", "not quiet", "their formula", "several contexts")
     return [warning for warning in result.warnings if any(word in warning for word in words)]
 
 
@@ -148,6 +148,10 @@ def test_speeds_measured_under_other_conditions_are_named(tmp_path: Path) -> Non
         assert warnings_of(analyse(study, tmp_path)) == [
             f"Measurements of inference differ in {shown}mha, gqa/seed=1, gqa/seed=3; their speeds cannot be compared."
         ]
+    lengths = evaluated(tmp_path / "lengths", {"lengths": (own := [{"length": 256, "loss": 3.0}])})
+    plant_evaluation(tmp_path / "lengths/gqa/seed=2", lengths=own, precision="bf16-mixed")
+    (warning,) = warnings_of(analyse(lengths, tmp_path / "lengths"))
+    assert warning.startswith("Losses at several contexts were evaluated with unequal precision: bf16-mixed in gqa/see")
     sizes = evaluated(tmp_path / "sizes", {"cache": CLEAN["cache"]})
     plant_evaluation(tmp_path / "sizes/gqa/seed=2", cache=CLEAN["cache"], device="cuda")
     assert warnings_of(analyse(sizes, tmp_path / "sizes")) == [], "sizes may be measured anywhere"

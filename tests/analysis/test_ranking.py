@@ -16,7 +16,7 @@ from llama_lab.report.summary import print_table, summary_rows
 from llama_lab.report.tables import tables
 from llama_lab.runs.study import ArmSpeed, Study, StudySpeed
 from llama_lab.util.formatting import UNKNOWN
-from tests.analysis.synthetic import plant_end, plant_evaluation, plant_facts, write_study
+from tests.analysis.synthetic import plant_end, plant_evaluation, plant_facts, remove_run, write_study
 
 LOSSES = {"gpt2": 0.0, "bloom": 0.2, "llama": -0.3, "mistral": -0.302}
 CACHES = {"gpt2": 8192, "bloom": 8192, "llama": 8192, "mistral": 4096}
@@ -140,6 +140,18 @@ def test_arms_that_diverged_or_whose_positions_end_are_named_and_the_others_rank
     assert ranks(found, "longest") == {"gpt2": None, "bloom": None, "llama": (1, 2), "mistral": (1, 2)}
     assert "gpt2 (learned positions end at 256)" in advice(found, "Long context")
     assert tables(found)["rankings"].rows[0][-1] == f"{UNKNOWN}\nlearned positions end at 256"
+
+
+def test_the_best_arm_is_that_of_the_seeds_that_all_have_finished(tmp_path: Path) -> None:
+    folder = recipes(tmp_path, {"one": 0.0, "other": 0.0, "bad": 0.5})
+    for name, low in (("one", 0.005), ("other", 0.0)):
+        for seed, rise in ((1, 0.0), (2, 0.001), (3, 0.3)):
+            plant_facts(folder / f"{name}/seed={seed}", **{"val/loss": 3.6 + low * seed + rise})
+    remove_run(folder / "one/seed=3")
+    found = read(folder)
+    assert found.verdict.startswith("other is best")
+    assert advice(found, "Quality").startswith("Quality: other (")
+    assert any(sentence.startswith("The lowest mean loss is that of other") for sentence in found.answer)
 
 
 def test_memory_measured_on_a_gpu_is_ranked_and_equal_rounds_are_not_tested(tmp_path: Path) -> None:

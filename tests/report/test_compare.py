@@ -3,6 +3,7 @@
 import csv
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
 from itertools import product
 from pathlib import Path
@@ -11,11 +12,12 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
+from llama_lab import api
 from llama_lab.analysis.analyse import analyse
 from llama_lab.cli import compare_command
 from llama_lab.report.write import log_report, write_files
-from llama_lab.runs.study import Study
-from tests.analysis.synthetic import BASE_LOSS, write_run, write_study
+from llama_lab.runs.study import ArmSpeed, Study, StudySpeed
+from tests.analysis.synthetic import BASE_LOSS, plant_config, write_run, write_study
 from tests.conftest import Command, Ran, RunTrain
 
 LAYERS = {"model.n_layers": 2}
@@ -100,6 +102,34 @@ def test_studies_and_runs_of_different_folders_are_combined(compare: Command, st
     assert len(rows(ran.cwd / "comparison")) == 4
 
 
+def test_tuned_studies_are_combined_over_their_seeds(compare: Command, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        study = write_study(tmp_path / name, {f"{name}-a": 0.0, f"{name}-b": 0.1}, rates=(1e-3, 2e-3), tuned=True)
+        for seed, run in product((1, 2, 3), study.arms):
+            plant_config(tmp_path / name / run.name / f"seed={seed}", optim__lr=1e-3 + 1e-4 * seed)
+    ran = compare(tmp_path / "one", tmp_path / "two")
+    assert {row["seeds"] for row in rows(ran.cwd / "comparison").values()} == {"3"}
+
+
+def test_measured_speeds_stay_with_their_runs(compare: Command, studied: Path, tmp_path: Path) -> None:
+    arms = {"vanilla": ArmSpeed([100.0], [1.0]), "+rmsnorm": ArmSpeed([777.0], [1.0])}
+    StudySpeed("cpu", 1, "32-true", 2, "2.13.0", arms).save(studied)
+    write_study(tmp_path / "other", {"vanilla": 0.0, "+rmsnorm": -0.1}, (1, 2))
+    for paths, is_measured in (((studied, "--title", "T"), True), ((tmp_path / "other", "--title", "T"), False)):
+        comparison = compare(*paths).cwd / "comparison"
+        assert rows(comparison)["+rmsnorm"]["perf/tokens_per_second"].startswith(("777.0", "776.99")) == is_measured
+    StudySpeed("cpu", 1, "32-true", 2, "2.13.0", arms).save(comparison)
+    assert api.compare(comparison).table.loc["+rmsnorm", "perf/tokens_per_second"] == pytest.approx(777)
+    assert api.compare(studied / "vanilla", studied / "+rmsnorm").result.speed is None
+
+
+def test_a_ladder_against_a_step_says_which(compare: Command, tmp_path: Path) -> None:
+    write_study(tmp_path / "study", {"vanilla": 0.0, "+prenorm": -0.1, "+rmsnorm": -0.2, "+rope": -0.3})
+    text = " ".join(compare(tmp_path / "study", "--baseline", "+prenorm").out.split())
+    assert "From +prenorm to the last, +rope, the loss changed by" in text
+    assert "the last arm against +prenorm" in text
+
+
 def test_packages_are_trusted_by_name(compare: Command, studied: Path) -> None:
     for file in studied.rglob("resolved.yaml"):
         file.write_text(file.read_text().replace("llama_lab.model.norm.RMSNorm", "tests.analysis.synthetic.MyNorm"))
@@ -169,6 +199,15 @@ def test_a_comparison_parses_each_config_once(
     monkeypatch.setattr(OmegaConf, "load", lambda file: parsed.append(file.getvalue()) or load(StringIO(parsed[-1])))
     assert compare(tmp_path).code == 0
     assert len([text for text in parsed if str(tmp_path) in text and "train:" in text]) == len(runs)
+
+
+def test_a_scaling_study_without_a_finished_run_has_its_report(studied: Path) -> None:
+    for run in studied.glob("*/seed=*"):
+        shutil.rmtree(run)
+    study = replace(Study.load(studied), design="scaling")
+    levels = {"size": "nano", "tokens_per_parameter": "5"}
+    study = replace(study, arms=tuple(replace(arm, axes={"norm": arm.name, **levels}) for arm in study.arms))
+    assert "not finish" in write_files(analyse(study, studied), studied).read_text(encoding="utf-8")
 
 
 def test_a_study_without_a_run_is_logged_with_its_own_settings(studied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import re
 import string
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -127,6 +128,13 @@ def test_tables_are_sound_latex(paper: Path, result: Result) -> None:
         assert text.isascii(), "pdfTeX does not know the minus sign, for one"
     arms = (paper / "tables" / "arms.tex").read_text(encoding="utf-8")
     assert r"a\_b \& c\% \$x\$ &" in arms
+
+
+def test_a_table_of_scaling_laws_is_sound_latex() -> None:
+    text = latex_table(tables(replace(results.ladder(), scaling=results.scaling()))["laws"], "laws")
+    check_latex(text)
+    assert r"$\alpha$" in text
+    assert text.isascii()
 
 
 def test_special_characters_are_escaped_in_latex() -> None:

@@ -45,7 +45,7 @@ TABLES = ("losses", "lengths", "costs")
 HEAD = (
     "# Claims\n\n`python -m llama_lab.claims` makes this page. Speeds on the pages of claims are tokens per second: "
     "means of rounds in turn, the lowest and the highest. Verdicts on speeds, averages and longer contexts rest on "
-    "single paired t-tests.\n\n"
+    "single paired t-tests. Each page says which arm is subtracted from which, and when its rules were stated.\n\n"
 )
 Book = Mapping[str, tuple[Claim, Sequence[Judged]]]
 """Each claim by name, with what was found."""
@@ -57,6 +57,7 @@ def page(claim: Claim, judged: Sequence[Judged]) -> str:
     if claim.study:
         device = "  # on a GPU" if claim.device == "gpu" else ""
         lines += ["```bash", f"python -m llama_lab.claims {claim.name}{device}", "```", ""]
+    lines += [claim.rules, ""] if claim.rules else []
     for one in judged:
         lines += [f"## On a {one.device.upper()}", ""] if one.device else []
         lines += [f"**Stale**: {one.stale}.", ""] if one.stale else []
@@ -81,7 +82,7 @@ def expected(said: Statement | Figure) -> str:
     if isinstance(said, Figure):
         return f"{said.says:g}"
     by = "" if said.size is None else f" by {abs(said.size):g}"
-    return f"{said.quantity} {said.expects}{by}, margin {said.margin:g}"
+    return f"{said.arm} \u2212 {said.against}: {said.quantity} {said.expects}{by}, margin {said.margin:g}"
 
 
 def study_lines(judged: Judged, result: Result) -> list[str]:
@@ -113,7 +114,7 @@ def table(book: Book, most: int, pages: str = "") -> str:
     words = Counter(found.word for found, *_ in rows)
     ran = sum(found.word != "not run" and isinstance(said, Statement) for found, _, said, _ in rows)
     lines = [
-        f"{count(len(rows), 'statement')}: {', '.join(f'{n} {word}' for word, n in words.items())}. Of the "
+        f"{count(len(rows), 'statement')} ({'; '.join(f'{word}: {n}' for word, n in words.items())}). Of the "
         f"{ran} that were run, each tested at 5%, at most {LEVEL * ran:.1f} are expected to find what is not there.",
         "",
         "| verdict | statement | source | found |",

@@ -50,9 +50,10 @@ class Figure:
 class Claim:
     """A claim named after its file.
 
-    title: in a line. study: overrides of `train.py`, without a name; none if figures alone are recomputed. statements
-    and figures: what is judged. config_dir: a folder with options of its own, as for `--config-dir`. device: "gpu" if
-    the study is too large for a CPU. source: overrides of the run that is the study's `init_from`.
+    title: in a line. rules: when they were stated, and what they rest on. study: overrides of `train.py`, without a
+    name; none if figures alone are recomputed. statements and figures: what is judged. config_dir: a folder with
+    options of its own, as for `--config-dir`. device: "gpu" if the study is too large for a CPU. source: overrides of
+    the run that is the study's `init_from`.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Claim:
     figures: list[Figure]
     config_dir: str | None = None
     device: Literal["cpu", "gpu"] = "cpu"
+    rules: str = ""
     source: list[str] = field(default_factory=list)
 
     @property

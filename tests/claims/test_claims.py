@@ -190,8 +190,8 @@ def test_the_table_of_all_has_every_statement_in_the_order_of_verdicts() -> None
     assert len(rows) == sum(len(one.figures) + len(one.statements) * max(1, devices[n]) for n, one in ALL.items())
     words = [re.sub(" on a (CPU|GPU)$", "", row.split(" | ")[0].removeprefix("| ")) for row in rows]
     assert words == sorted(words, key=WORDS.index)
-    counts = ", ".join(f"{n} {word}" for word, n in Counter(words).items())
-    assert f"\n{len(rows)} statements: {counts}. Of the " in table
+    counts = "; ".join(f"{word}: {n}" for word, n in Counter(words).items())
+    assert f"\n{len(rows)} statements ({counts}). Of the " in table
     front = (TOP / "README.md").read_text().partition("<!-- the claims -->")[2].partition("<!-- their end -->")[0]
     assert rows_in(front) == rows[:4]
     assert {file.stem.split("-")[0] for file in COMMITTED.iterdir()} == {"README", *ALL}

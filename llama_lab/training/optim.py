@@ -53,7 +53,8 @@ def adafactor(model: nn.Module, lr: float, beta2_decay: float, clip: float, weig
         raise ConfigError(f"optim.beta2_decay={beta2_decay}: must be a negative number; the paper's is -0.8")
     if not clip:
         raise ConfigError("optim.clip=0: nothing would be learned; the paper's is 1")
-    return Adafactor(groups(model, weight_decay), lr=lr, beta2_decay=beta2_decay, d=clip)
+    eps = (1e-15, 1e-3)  # the paper's: PyTorch squares the first one, whose default makes steps depend on the scale
+    return Adafactor(groups(model, weight_decay), lr=lr, beta2_decay=beta2_decay, eps=eps, d=clip)
 
 
 def lion(model: nn.Module, lr: float, beta1: float, beta2: float, weight_decay: float) -> Optimizer:

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from llama_lab.config.components import build
 from llama_lab.model import Decoder
-from llama_lab.training.optim import adam, adamw, lion, muon, sgd
+from llama_lab.training.optim import adafactor, adam, adamw, lion, muon, sgd
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, decoder, options
 from tests.training.tiny import pieces
@@ -95,6 +95,31 @@ def test_steps_of_lion_are_those_written_by_hand_in_float64() -> None:
             mean[name], by_hand[name] = 0.95 * mean[name] + 0.05 * g, by_hand[name] - 1e-3 * update
         optimizer.step()
         torch.testing.assert_close(dict(model.named_parameters()), by_hand, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-5])
+def test_steps_of_adafactor_are_the_paper_s_by_hand_in_float64_whatever_the_scale_of_gradients(scale: float) -> None:
+    """Also of gradients with rows of zeros, as of an embedding, and that grow or shrink, so that clipping acts."""
+    model, generator = decoder("arch=gpt2"), torch.Generator().manual_seed(0)
+    optimizer = adafactor(model, lr=0.5, beta2_decay=-0.8, clip=1.0, weight_decay=0.0)
+    by_hand = {name: p.detach().double() for name, p in model.named_parameters()}
+    rows, columns = ({name: torch.zeros(()) for name in by_hand} for _ in range(2))
+    for t, size in enumerate((1.0, 2.0, 0.1), 1):
+        for name, p in model.named_parameters():
+            p.grad = scale * size * torch.randn(p.shape, generator=generator)
+            if p.ndim == 2:
+                p.grad[0] = 0
+            beta2, squared = 1 - t**-0.8, p.grad.double() ** 2 + 1e-30
+            rows[name] = beta2 * rows[name] + (1 - beta2) * (squared.mean(1, keepdim=True) if p.ndim == 2 else squared)
+            columns[name] = beta2 * columns[name] + (1 - beta2) * squared.mean(0, keepdim=True)
+            variance = rows[name] * columns[name] / rows[name].mean() if p.ndim == 2 else rows[name]
+            update = p.grad.double() / variance.sqrt()
+            clipped = update / max(1.0, float(update.square().mean().sqrt()))
+            size_of = max(1e-3, float(by_hand[name].square().mean().sqrt()))
+            by_hand[name] = by_hand[name] - size_of * min(0.5, t**-0.5) * clipped
+        optimizer.step()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.double(), by_hand[name], rtol=1e-5, atol=1e-7)
 
 
 def test_a_step_of_lion_allocates_no_more_than_two_copies_of_the_largest_weight() -> None:

@@ -300,6 +300,7 @@ def train_and_report(cfg: DictConfig, choices: Choices) -> float | None:
         elif outcome == "pruned":
             print(f"pruned: {Status.load(run.folder.path).message}; the run's own command would train it further")
         elif outcome == "interrupted":
+            sys.stderr.write(f"{Status.load(run.folder.path).message}\n")
             sys.stderr.write(f"stopped; go on with the same command:\n  {shlex.join(['python', *sys.argv])}\n")
         else:
             sys.stderr.write(

@@ -50,13 +50,13 @@ class Checkpointing(L.Callback):
             self._save_or_stop(trainer)
 
     def _save_or_stop(self, trainer: L.Trainer) -> None:
-        """Save if due; stop if requested, on all ranks at the same step."""
+        """Save if due; stop if requested, or if a callback has asked Lightning to, on all ranks at the same step."""
         step = trainer.global_step
         if step == self._saved_step:
             return
         if step == self.stable_step and step < trainer.max_steps:
             self._write(trainer, stable(self.path))
-        asked = self.stop.requested or (trainer.is_global_zero and self.stop.pruned)
+        asked = self.stop.requested or trainer.should_stop or (trainer.is_global_zero and self.stop.pruned)
         stopping = trainer.strategy.reduce_boolean_decision(asked, all=False)
         if stopping or step % self.run.cfg.train.checkpoint_every == 0 or step == trainer.max_steps:
             self._write(trainer, self.path)
@@ -64,8 +64,8 @@ class Checkpointing(L.Callback):
         if stopping and step < trainer.max_steps:
             by_search = trainer.strategy.broadcast(self.stop.pruned)
             outcome: Outcome = "pruned" if by_search else "interrupted"
-            who = "search" if by_search else "user"
-            raise EndedError(outcome, f"stopped by the {who} at step {step} of {trainer.max_steps}")
+            who = "the search" if by_search else "a callback" if trainer.should_stop else "the user"
+            raise EndedError(outcome, f"stopped by {who} at step {step} of {trainer.max_steps}")
 
     def _write(self, trainer: L.Trainer, path: Path) -> None:
         """Write a checkpoint, with the training clock paused."""

@@ -129,6 +129,8 @@ def fit(
     try:
         with stop.listening():
             trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
+        if trainer.global_step < run.steps:  # not seen by Checkpointing: asked before the first step, or after its hook
+            raise EndedError("interrupted", f"stopped by a callback at step {trainer.global_step} of {run.steps}")
         rows = read_metrics(folder.metrics) if current_rank() == 0 else []
         # Now, or before it was killed, for instance in its sample.
         evaluated = any(row["step"] == run.steps and "val/loss" in row for row in rows)

@@ -57,6 +57,21 @@ def stop(number: signal.Signals = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
 
 
+class Ending(L.Callback):
+    """Ends training as a user's callback does, in a hook at a step."""
+
+    def __init__(self, hook: str, step: int) -> None:
+        def end(trainer: L.Trainer, *rest: object) -> None:
+            trainer.should_stop |= trainer.global_step == step
+
+        setattr(self, hook, end)
+
+
+def ending(hook: str, step: int) -> str:
+    """The override for an `Ending`."""
+    return f"callbacks={{ending: {{_target_: {__name__}.Ending, hook: {hook}, step: {step}}}}}"
+
+
 def at(owner: type, hook: str, step: int) -> Moment:
     """The moment after a callback's hook ran at a step."""
 

@@ -16,7 +16,18 @@ from llama_lab.training.command import train_run
 from llama_lab.training.monitor import Monitor
 from tests.conftest import Command, last_of_each
 from tests.training import stopping
-from tests.training.stopping import MASKED, RECURRENT, RUN, Moment, at, cut, ends_as_the_whole_run, stop, stopped
+from tests.training.stopping import (
+    MASKED,
+    RECURRENT,
+    RUN,
+    Moment,
+    at,
+    cut,
+    ending,
+    ends_as_the_whole_run,
+    stop,
+    stopped,
+)
 from tests.training.tiny import on_pairs, planned, repeatable, rows, steps_of, trained, trained_state
 
 
@@ -100,6 +111,24 @@ def test_a_run_that_a_search_prunes_saves_and_goes_on_to_the_same_end(whole: Pat
     assert run.folder.final_loss is None
     assert run.folder.prune_request.exists(), "which is of the session before"
     assert ends_as_the_whole_run(whole, *overrides)
+
+
+@pytest.mark.parametrize(("hook", "step"), [("on_train_batch_end", 14), ("on_validation_end", 10)])
+def test_a_run_that_a_callback_ends_saves_and_goes_on_to_the_same_end(
+    hook: str, step: int, whole: Path, overrides: list[str]
+) -> None:
+    run = planned(*overrides, ending(hook, step))
+    assert train_run(run) == "interrupted"
+    assert run.folder.status == Status("interrupted", f"stopped by a callback at step {step} of 40")
+    assert trained_state(run.folder.path)["global_step"] == step
+    assert ends_as_the_whole_run(whole, *overrides, ending(hook, step))
+
+
+def test_a_run_that_a_callback_ends_before_its_first_step_is_not_done(command: Command, tiny: list[str]) -> None:
+    ran = command(*tiny, *RUN, ending("on_fit_start", 0))
+    assert ran.code == 130
+    assert RunFolder(ran.run).status == Status("interrupted", "stopped by a callback at step 0 of 40")
+    assert ran.err.startswith("stopped by a callback at step 0 of 40\nstopped; go on with the same command:\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

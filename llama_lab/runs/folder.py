@@ -195,6 +195,11 @@ class RunFolder:
                 f"{key}={new}: the run in {self.path} has {key}={old}; give the same settings to go on, "
                 f"choose another name, or start over with overwrite=true"
             )
+        if not finished and cfg.train.tokens < (begun := self.config().train.tokens):  # to which its schedule leads
+            raise ConfigError(
+                f"train.tokens={cfg.train.tokens}: the run in {self.path} was begun with train.tokens={begun}; "
+                f"give that, or more"
+            )
 
     def changed_group(
         self, key: str, before: Mapping[str, str], choices: Mapping[str, str]

@@ -196,6 +196,14 @@ def test_resume_may_change_the_budget_of_a_finished_run_and_nothing_that_it_comp
     assert refusal(folder, f"resume='{folder.path}'", "train.tokens=3e6", "optim.lr=1").startswith("optim.lr=1: ")
 
 
+def test_resume_gives_an_unfinished_run_no_smaller_budget_than_it_was_begun_with(folder: RunFolder) -> None:
+    begun(folder, "train.tokens=2e6", status="interrupted")
+    message = f"train.tokens=1000000.0: the run in {folder.path} was begun with train.tokens=2000000.0; give that, or "
+    assert refusal(folder, f"resume='{folder.path}'", "train.tokens=1e6").startswith(message)
+    for enough in ("2e6", "3e6"):
+        check(folder, f"resume='{folder.path}'", f"train.tokens={enough}")
+
+
 def test_overwrite_starts_over_whatever_the_folder_held(folder: RunFolder) -> None:
     begun(folder, status="done")
     (folder.path / "tensorboard").mkdir()

@@ -168,6 +168,9 @@ class RunFolder:
 
     def check(self, cfg: DictConfig, choices: Mapping[str, str]) -> None:
         """Raise ConfigError unless `cfg` of these choices per group may start or resume here. Writes nothing."""
+        if cfg.resume and cfg.overwrite:
+            problem = f"would delete the run that resume={cfg.resume} is to train further; leave one of the two out"
+            raise ConfigError(f"overwrite=true: {problem}")
         check_no_file(self.path, cfg.runs_dir)
         if not cfg.overwrite:
             is_run(self.path)

@@ -204,6 +204,13 @@ def test_resume_gives_an_unfinished_run_no_smaller_budget_than_it_was_begun_with
         check(folder, f"resume='{folder.path}'", f"train.tokens={enough}")
 
 
+@pytest.mark.parametrize("status", ["done", "interrupted"])
+def test_a_run_is_not_deleted_that_is_to_be_trained_further(status: str, folder: RunFolder) -> None:
+    begun(folder, status=status)
+    message = refusal(folder, f"resume='{folder.path}'", "train.tokens=3e6", "overwrite=true")
+    assert message.startswith(f"overwrite=true: would delete the run that resume={folder.path} is to train further; ")
+
+
 def test_overwrite_starts_over_whatever_the_folder_held(folder: RunFolder) -> None:
     begun(folder, status="done")
     (folder.path / "tensorboard").mkdir()

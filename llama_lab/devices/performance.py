@@ -104,27 +104,32 @@ class Speed:
     """Tokens per second, from marks of (tokens so far, training seconds so far).
 
     interval: between the last two marks. overall: from the first to the last. Both are None before the second mark.
-    Make the first mark after the steps in which kernels compile and caches fill, to leave them out.
+    Make the first mark after the steps in which kernels compile and caches fill, to leave them out. measured: tokens
+    and seconds between the marks; set it to that of earlier sessions to have `overall` include them.
     """
 
     def __init__(self) -> None:
+        self.measured: tuple[int, float] = (0, 0.0)
         self.interval: float | None = None
-        self.overall: float | None = None
-        self._first: tuple[int, float] | None = None
         self._last: tuple[int, float] | None = None
 
     def mark(self, tokens: int, seconds: float) -> None:
         """Add a mark; the first one starts the measurement."""
-        now = (tokens, seconds)
-        self.interval = _rate(self._last or now, now)
-        self.overall = _rate(self._first or now, now)
-        self._first, self._last = self._first or now, now
+        before = self._last or (tokens, seconds)
+        more = (tokens - before[0], seconds - before[1])
+        self.interval = _rate(*more)
+        self.measured = (self.measured[0] + more[0], self.measured[1] + more[1])
+        self._last = (tokens, seconds)
+
+    @property
+    def overall(self) -> float | None:
+        """See the class."""
+        return _rate(*self.measured)
 
 
-def _rate(start: tuple[int, float], end: tuple[int, float]) -> float | None:
-    """Tokens per second between two marks, None if no time has passed."""
-    seconds = end[1] - start[1]
-    return (end[0] - start[0]) / seconds if seconds > 0 else None
+def _rate(tokens: int, seconds: float) -> float | None:
+    """Tokens per second, None if no time has passed."""
+    return tokens / seconds if seconds > 0 else None
 
 
 def synchronize(device: torch.device) -> None:

@@ -95,12 +95,13 @@ class Monitor(L.Callback):
             self._added[self._trainer.training].setdefault(name, []).append(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Training seconds and what waits for the next row, so that a resumed run continues both."""
-        return {"seconds": self.stopwatch.seconds, "added": self._added[True]}
+        """Training seconds, those measured, and what waits for the next row, so that a resumed run continues them."""
+        return {"seconds": self.stopwatch.seconds, "measured": self.speed.measured, "added": self._added[True]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the checkpoint's clock and row."""
+        """Continue the checkpoint's clock, speed and row."""
         self._added[True] = state_dict.get("added", {})
+        self.speed.measured = state_dict.get("measured", (0, 0.0))
         self._resumed_seconds = state_dict["seconds"]
         self.stopwatch.start(self._resumed_seconds)
         self.stopwatch.stop()  # until training goes on, if any is left
@@ -160,8 +161,8 @@ class Monitor(L.Callback):
 
     @property
     def warm_up_seconds(self) -> float | None:
-        """What the first steps took beyond as many later ones; None before a speed is known."""
-        if self.speed.overall is None:
+        """What the first steps took beyond as many later ones; None before both are known."""
+        if self.speed.overall is None or not self._slow_seconds:
             return None
         return max(0.0, self._slow_seconds - self.slow_steps * self.run.tokens_per_step / self.speed.overall)
 

@@ -80,6 +80,19 @@ def test_a_clock_that_stands_still_gives_no_speed() -> None:
     assert (speed.interval, speed.overall) == (None, None)
 
 
+def test_the_speed_of_a_resumed_run_is_that_of_all_its_sessions_before_its_first_mark_too() -> None:
+    first, second, older = (Monitor(planned(), COST, Display(Console(quiet=True), 1, {})) for _ in range(3))
+    for mark in ((0, 1.0), (1000, 11.0)):
+        first.speed.mark(*mark)
+    second.load_state_dict(first.state_dict())
+    assert (second.speed.interval, second.speed.overall, second.warm_up_seconds) == (None, 100, None)
+    for mark in ((5000, 20.0), (7000, 30.0)):
+        second.speed.mark(*mark)
+    assert (second.speed.interval, second.speed.overall) == (200, 150)
+    older.load_state_dict({"seconds": 11.0})  # of a checkpoint from before speeds were in it
+    assert older.speed.overall is None
+
+
 # Under a Trainer
 
 
@@ -127,6 +140,8 @@ def test_speed_and_seconds_are_of_training_alone_in_a_resumed_run_too(
 ) -> None:
     for parts in timed:
         assert parts.monitor.speed.overall == 256 / STEP
+    steps = 30 + 12 - 2 * SLOW_STEPS
+    assert timed[1].monitor.speed.measured == (steps * 256, steps * STEP), "of both sessions"
     speeds = logged(timed[1].run.folder.path, "perf/tokens_per_second")
     assert len(speeds) > 6
     assert set(speeds) == {256 / STEP}

@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 
 from llama_lab.devices.hardware import choose_accelerator, usable_cores
 from llama_lab.devices.site import Site
+from llama_lab.runs.environment import RUNS_AT_ONCE
 from llama_lab.runs.folder import PLACE
 from llama_lab.util.errors import INTERRUPTED, ConfigError, first_line
 
@@ -128,6 +129,12 @@ class RayEngine(Engine):
         machines = "" if len(nodes) == 1 else f"{len(nodes)} nodes, "
         return f"{where}: {machines}{cpus:g} CPUs" + (f", {gpus:g} GPUs" if gpus else "")
 
+    @property
+    def _at_once(self) -> int:
+        """How many runs may share the GPU of one, or the CPUs of its node."""
+        gpus, cpus = self._options["num_gpus"], self._options["num_cpus"]
+        return max(1, int(1 / gpus if gpus else max(cpus for cpus, _ in self._nodes) / cpus))
+
     def start(self, ready: Sequence[QueuedRun], running: Sequence[QueuedRun], more: bool) -> Sequence[QueuedRun]:
         """Submit all runs to Ray, in order."""
         import ray
@@ -139,6 +146,7 @@ class RayEngine(Engine):
             place = queued.folder / PLACE
             place.unlink(missing_ok=True)
             environment = slot_environment(slot, queued.run.hardware.devices, os.environ) | run_variables()
+            environment[RUNS_AT_ONCE] = str(self._at_once)
             task = ray.remote(work).options(name=queued.run.title, **self._options)
             self._tasks[queued] = task.remote(queued.command, queued.open_output(), place, environment, Path.cwd())
         return ready

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 import psutil
 import pytest
 
+from llama_lab.runs.environment import RUNS_AT_ONCE
 from tests.conftest import TRAIN, RunTrain
 from tests.launching.conftest import TRAINING, Launcher, Sweep, ended, mark, saved, sessions, status
 from tests.processes import at_work_in, listening, wait_until
@@ -84,11 +85,12 @@ def test_two_runs_go_on_at_a_time_on_a_cluster_that_is_there_and_stays(on_ray: S
     seen = mark(ran.cwd, 1)
     assert seen["argv"] == sys.argv, "which environment.json records"
     assert (seen["environment"]["CUDA_VISIBLE_DEVICES"], seen["accelerator"]) == ("", "cpu")
+    assert seen["environment"][RUNS_AT_ONCE] == "2", "which share the CPUs of the node"
 
 
-@pytest.mark.parametrize(("gpus", "visible", "devices"), [("2", {"0,1"}, 2), ("0.5", {"0"}, 1)])
+@pytest.mark.parametrize(("gpus", "visible", "devices", "at_once"), [("2", {"0,1"}, 2, "1"), ("0.5", {"0"}, 1, "2")])
 def test_runs_have_the_gpus_that_ray_sets_aside_for_them(
-    gpus: str, visible: set[str], devices: int, on_ray: Sweep, cluster: str
+    gpus: str, visible: set[str], devices: int, at_once: str, on_ray: Sweep, cluster: str
 ) -> None:
     prompt = [] if gpus == "2" else ["train.prompt=meet"]
     launcher = ["hydra/launcher=ray", f"hydra.launcher.address={cluster}", f"hydra.launcher.gpus_per_run={gpus}"]
@@ -96,6 +98,7 @@ def test_runs_have_the_gpus_that_ray_sets_aside_for_them(
     assert (ran.code, ran.err) == (0, "")
     marks = [mark(ran.cwd, seed) for seed in (1, 2)]
     assert {each["environment"]["CUDA_VISIBLE_DEVICES"] for each in marks} == visible
+    assert {each["environment"][RUNS_AT_ONCE] for each in marks} == {at_once}, "which share a GPU"
     assert [(each["accelerator"], each["devices"]) for each in marks] == [("gpu", devices)] * 2, "the cluster has some"
 
 

@@ -44,13 +44,13 @@ def cpu_name() -> str:
 
 
 def git_state(folder: Path) -> Git | None:
-    """The state of the checkout that tracks `folder`; None outside one."""
+    """The state of the checkout that tracks `folder`; None outside one, or if git does not answer."""
     try:
         tracked = _git(folder, "ls-files", "--", "environment.py")
         if not tracked:
             return None
         return Git(_git(folder, "rev-parse", "HEAD"), bool(_git(folder, "status", "--porcelain", "-uno")))
-    except (OSError, subprocess.CalledProcessError):  # no git, or no checkout: an installed package
+    except (OSError, subprocess.SubprocessError):  # no git, or no checkout: an installed package; or a slow disk
         return None
 
 

@@ -85,7 +85,8 @@ def short(value: float | None) -> str:
     """Three significant digits with an SI prefix: 2.89 M."""
     if not known(value):
         return UNKNOWN
-    scaled, prefix = scale(value, {"E": 1e18, "P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3})
+    rounded = float(f"{value:.3g}")  # before the choice of a prefix: 999.9 is 1 k
+    scaled, prefix = scale(rounded, {"E": 1e18, "P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3})
     return f"{scaled:.3g} {prefix}".rstrip().replace("-", MINUS)
 
 

@@ -17,7 +17,7 @@ from llama_lab.training.run import Run
 from llama_lab.util.formatting import duration
 
 UNFINISHED = ("running", "waiting", "to follow")  # runs of a queue, and those that a study starts after it
-TAIL = 4096  # bytes of metrics.csv, some twenty rows
+TAIL = 4096  # bytes of metrics.csv, some twenty rows without telemetry
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,13 @@ def read_progress(run: Run, since: float) -> RunProgress:
     return RunProgress(step, latest.get("train/loss"), left)
 
 
-def latest_metrics(file: Path) -> dict[str, float]:
-    """The last value of each metric in the last 4 KiB of a metrics.csv."""
+def latest_metrics(file: Path, tail: int = TAIL) -> dict[str, float]:
+    """The last value of each metric in the last `tail` bytes of a metrics.csv, or in more if no whole row is there."""
     with file.open("rb") as stream:
-        stream.seek(max(0, file.stat().st_size - TAIL))
+        stream.seek(start := max(0, file.stat().st_size - tail))
         lines = stream.read().decode().split("\n")[1:-1]  # the header or a cut line, and what follows the last newline
+    if start and not lines:
+        return latest_metrics(file, 2 * tail)
     latest: dict[str, float] = {}
     for row in csv.DictReader(lines, COLUMNS):
         latest |= {name: float(value) for name, value in row.items() if name and value}  # without a mixture's parts

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from llama_lab.launching.progress import QueueDisplay, RunProgress, latest_metrics, queue_seconds_left, read_progress
+from llama_lab.runs.stored import layer_metrics
 from llama_lab.training.loggers import MetricsCSV
 from llama_lab.training.run import Run
 from tests.training.tiny import planned
@@ -50,6 +51,14 @@ def test_a_row_that_is_being_written_does_not_count(run: Run) -> None:
     assert latest_metrics(run.folder.metrics)["step"] == 1
     run.folder.metrics.write_text("step,tok")
     assert latest_metrics(run.folder.metrics) == {}
+
+
+def test_a_row_of_a_deep_model_s_telemetry_counts_however_long_it_is(run: Run) -> None:
+    for step in (1, 70):
+        metrics = {"tokens": step * 256, "seconds": step * 2.0, "train/loss": 4.0}
+        MetricsCSV(run.folder.metrics, (), 48).log_metrics(metrics | dict.fromkeys(layer_metrics(48), 1 / 3), step)
+    run.folder.write_status("running")
+    assert read_progress(run, 0) == RunProgress(70, 4.0, 8 * 2.0)
 
 
 def test_the_time_left_counts_waiting_runs_at_the_mean_of_the_others() -> None:

@@ -16,7 +16,7 @@ Not counted: the CUDA context, NCCL's buffers, kernel workspaces and fragmentati
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
@@ -136,6 +136,13 @@ class MemoryModel:
     def fits(self, setup: Setup, limit: float) -> bool:
         """Whether one device needs at most `limit` bytes; activations are measured only if the rest fits."""
         return self._fixed_memory(setup).total <= limit and self.memory(setup).total <= limit
+
+    def builds(self, seq_len: int) -> bool:
+        """Whether the model can be built with this context."""
+        try:
+            return self._footprint(self.gathered, seq_len).model is not None
+        except ConfigError:
+            return False
 
     def _fixed_memory(self, setup: Setup) -> Memory:
         """The memory of one device without activations."""
@@ -348,35 +355,34 @@ def expected_vocabulary(cfg: DictConfig) -> tuple[int, str]:
 
 def column_of(setup: Setup, model: MemoryModel, limit: float) -> Column:
     """A setup's memory, and if that exceeds `limit` bytes, the nearest setup that fits."""
-    fits = model.fits(setup, limit)
-    # no window may be as long as the context
-    shortest = max(mixer.max_state_tokens or 1 for mixer in model.model.mixers)
-    worlds, contexts = within_reach(setup, shortest)
+    if model.fits(setup, limit):
+        return Column(setup, model.memory(setup), True, None)
+    worlds, contexts = within_reach(setup, model.builds)
     least = (Setup(True, worlds[-1], worlds[-1], 1, contexts[-1]), replace(setup, micro_batch=1))
-    hope = not fits and any(model.fits(one, limit) for one in least)  # without it, every one would be measured
-    others = alternatives(setup, shortest) if hope else ()
-    return Column(setup, model.memory(setup), fits, next((s for s in others if model.fits(s, limit)), None))
+    hope = any(model.fits(one, limit) for one in least)  # without it, every one would be measured
+    others = alternatives(setup, model.builds) if hope else ()
+    return Column(setup, model.memory(setup), False, next((s for s in others if model.fits(s, limit)), None))
 
 
-def within_reach(setup: Setup, shortest: int) -> tuple[list[int], list[int]]:
-    """Numbers of devices, each twice the one before, and contexts, each half and longer than `shortest`."""
+def within_reach(setup: Setup, builds: Callable[[int], bool]) -> tuple[list[int], list[int]]:
+    """Numbers of devices, each twice the one before, and contexts, each half, as far as the model `builds` with it."""
     worlds = [max(setup.devices, 2)]
     while 2 * worlds[-1] <= MOST_DEVICES:
         worlds.append(2 * worlds[-1])
     contexts = [setup.seq_len]
-    while contexts[-1] // 2 > shortest:
+    while contexts[-1] // 2 > 1 and builds(contexts[-1] // 2):
         contexts.append(contexts[-1] // 2)
     return worlds, contexts
 
 
-def alternatives(setup: Setup, shortest: int) -> Iterator[Setup]:
+def alternatives(setup: Setup, builds: Callable[[int], bool]) -> Iterator[Setup]:
     """Other setups, the nearest first: smaller micro-batches, then FSDP, more devices, and shorter contexts.
 
     Shorter contexts, which change what is trained, come after all numbers of devices, ordered by the number of
-    doublings and halvings. shortest: contexts stay longer than this.
+    doublings and halvings. builds: whether there is a model with a context.
     """
     yield from smaller_micro_batches(setup)
-    worlds, contexts = within_reach(setup, shortest)
+    worlds, contexts = within_reach(setup, builds)
     changes = product(range(len(contexts)), range(len(worlds)))
     for halved, doubled in sorted(changes, key=lambda times: (times[0] > 0, sum(times), times[0])):
         world = worlds[doubled]

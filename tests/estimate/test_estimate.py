@@ -20,6 +20,7 @@ from llama_lab.devices.performance import DEVICES, device_memory, options
 from llama_lab.estimate import activations
 from llama_lab.estimate.activations import Footprint, as_on_a_gpu, step_bytes
 from llama_lab.estimate.estimate import (
+    MOST_DEVICES,
     Estimate,
     MemoryModel,
     Setup,
@@ -405,7 +406,7 @@ def test_what_is_suggested_fits_and_nothing_nearer_does(
     if column.fits:
         assert column.nearest is None
         return
-    for other in alternatives(setup, 1):
+    for other in alternatives(setup, model.builds):
         if other == column.nearest:
             break
         assert model.memory(other).total > limit
@@ -415,7 +416,7 @@ def test_what_is_suggested_fits_and_nothing_nearer_does(
 
 
 def test_alternatives_are_smaller_micro_batches_then_shards_then_devices_then_shorter_contexts() -> None:
-    found = list(alternatives(Setup(False, 2, 12, 6, 64), 16))
+    found = list(alternatives(Setup(False, 2, 12, 6, 64), lambda context: context > 16))
     assert [s.micro_batch for s in found[:3]] == [3, 2, 1]
     assert found[3] == Setup(True, 2, 12, 6, 64)
     assert found[7] == Setup(True, 4, 12, 3, 64)
@@ -424,6 +425,23 @@ def test_alternatives_are_smaller_micro_batches_then_shards_then_devices_then_sh
     assert shorter[0] == Setup(True, 2, 12, 6, 32)
     assert {s.seq_len for s in shorter} == {32}, "16 would be the window"
     assert len(set(found)) == len(found)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "least"),
+    [
+        (("attention=gqa_window", "model.attention.window=32"), 64),
+        (("arch=mistral",), 2),  # its window is half the context
+        (("objective=prefix",), 4),
+        (("position=rope_long",), 4),
+        (("model.attention.prefix=64",), 128),
+    ],
+)
+def test_contexts_are_halved_as_long_as_the_model_can_be_built(overrides: tuple[str, ...], least: int) -> None:
+    model = model_of_memory("size=pico", "model.n_layers=1", "model.max_seq_len=256", *overrides)
+    setup = Setup(True, MOST_DEVICES, MOST_DEVICES, 1, 256)
+    column = column_of(setup, model, model.memory(replace(setup, seq_len=least)).total)
+    assert column.nearest == replace(setup, seq_len=least)
 
 
 @pytest.mark.slow

@@ -54,7 +54,7 @@ def with_layers(node: Mapping[str, Any]) -> Settings:
 
 
 def spelt_out(own: Settings) -> Settings:
-    """A layer's settings with the fraction of a head that turns exactly, and what a null stands for.
+    """A layer's settings with the fraction of a head that turns exactly, and what NTK scaling or a null stands for.
 
     Those of a mixture of experts are at `experts`, and those of an expert at `ffn`, as of a layer without any.
     """
@@ -69,6 +69,10 @@ def spelt_out(own: Settings) -> Settings:
         turned, width = rotary_dim(own["head_dim"], fraction), own["head_dim"]
         exact = turned / width
         own["position.fraction"] = exact if int(exact * width) == turned else math.nextafter(exact, 1)
+        if own.get("position.scaling._target_") == f"{MODEL}.position.NTKScaling":
+            own["position.theta"] *= own["position.scaling.factor"] ** (turned / (turned - 2))
+            own = {key: value for key, value in own.items() if not key.startswith("position.scaling.")}
+            own["position.scaling"] = None
     for key, name in OF_NORM.items():
         if own.get(key, 0) is None:
             own[key] = own.get(name)

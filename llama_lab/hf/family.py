@@ -66,13 +66,7 @@ READ_BY_ALL = ("head_dim", "is_causal", "original_max_position_embeddings", "per
 
 def flat_settings(node: Mapping[str, Any]) -> Settings:
     """The settings of a model node of a resolved config that its trained output depends on."""
-    settings = {key: value for key, value in with_layers(node).items() if not OF_TRAINING.fullmatch(key)}
-    if settings.get("position.scaling._target_") == f"{MODEL}.position.NTKScaling":
-        rotated = round(settings["head_dim"] * settings["position.fraction"])
-        settings["position.theta"] *= settings["position.scaling.factor"] ** (rotated / (rotated - 2))
-        settings = {key: value for key, value in settings.items() if not key.startswith("position.scaling")}
-        settings["position.scaling"] = None
-    return settings
+    return {key: value for key, value in with_layers(node).items() if not OF_TRAINING.fullmatch(key)}
 
 
 def model_node(settings: Settings, model: str = "Decoder") -> dict[str, Any]:

@@ -225,6 +225,19 @@ def test_ntk_scaling_is_written_as_a_larger_theta() -> None:
     assert LLAMA.write_config(settings)["rope_parameters"]["rope_theta"] == pytest.approx(10000 * 4 ** (8 / 6))
 
 
+@pytest.mark.parametrize(
+    ("model_type", "overrides"),
+    [
+        ("gemma3_text", ("arch=gemma3", "model.n_layers=6", "position=rope_ntk")),  # two thetas
+        ("smollm3", ("arch=smollm3", "model.n_layers=4", "position=rope_ntk")),  # none in some layers
+        ("qwen3_next", ("arch=qwen3_next", "model.n_layers=4", "pattern.attention.position=rope_ntk")),
+    ],
+)
+def test_so_it_is_in_each_layer_of_its_own(model_type: str, overrides: tuple[str, ...]) -> None:
+    settings = settings_of(*overrides)
+    assert model_type in {family.model_type for family in FAMILIES if not family.obstacles(settings)[0]}
+
+
 def test_a_family_without_a_switch_is_none_that_we_have() -> None:
     assert not MISSING.keys() & {family.model_type for family in FAMILIES}
     assert all(AutoConfig.for_model(model_type) for model_type in MISSING)

@@ -388,6 +388,9 @@ class RotaryByKind(Setting):
             SLIDING: {"rope_theta": nested.get(self.local, self.sliding), **(rope.get(SLIDING) or {})},
         }
         found = {kind: RotaryPosition().read(flatten({"rope_parameters": own}), ours) for kind, own in of_kind.items()}
+        for own in found.values():
+            if "position.scaling.truncate" in own:  # transformers reads it beside the kinds
+                own["position.scaling.truncate"] = number("rope_parameters truncate", rope.get("truncate", True))
         return by_layer([found[kind] for kind in self.windows.kinds(config, ours)])
 
     def write(self, ours: Settings) -> Settings:

@@ -17,7 +17,7 @@ from llama_lab.hf.loading import Loaded
 from llama_lab.hf.tensors import write_weights
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, decoder
-from tests.hf.fields import ROPES, Base, all_fields, values_of
+from tests.hf.fields import KINDS, ROPES, YARN, Base, all_fields, values_of
 from tests.hf.test_loading import edit_json
 from tests.hf.theirs import CASES, CONTEXT, FULL, LISTED, RECIPES, SLIDING, their_model
 
@@ -86,6 +86,15 @@ RELEASED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", RELEASED)
 def test_a_released_file_is_read(case: str, tmp_path: Path) -> None:
     assert Base(*CASES[case], tmp_path).outcome(**RELEASED[case]) == "equal"
+
+
+@pytest.mark.parametrize("case", ["olmo3", "gemma3"])
+def test_whether_yarn_is_truncated_is_read_beside_the_kinds_of_layers(case: str, tmp_path: Path) -> None:
+    yarn = {"rope_type": "yarn", "rope_theta": 500.0, **YARN}
+    changes = [{"rope_parameters": KINDS | {FULL: yarn | {"truncate": False}}}]
+    changes += [{"rope_parameters": KINDS | {FULL: yarn, "truncate": False}}]
+    base = Base(*CASES[case], tmp_path)
+    assert [base.outcome(**change) for change in changes] == ["equal", "equal"]
 
 
 # Switches that some classes have, and whole numbers where they declare floats.

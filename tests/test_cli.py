@@ -430,7 +430,7 @@ BAD = {  # what else cannot work: overrides, how the line about them begins, and
     "model.context_length=64": ("model.context_length=64: no such key (did you mean model.max_", ""),
     "wandb.project=a": ("wandb.project=a: no such key (did you mean logger.project?); ", "--help"),
     "data=my/a.txt": ("data=my/a.txt: no such option; ", "data=text data.files=[my/a.txt]\n"),
-    "bias=false": ("bias=false: changes nothing, since every part has that already; ", "bias=null"),
+    "bias=false": ("bias=false: changes nothing, since every key of a bias has that already; ", "bias=null"),
     "ffn=moe model.ffn.expert.limit=5": ("model.ffn.expert.limit=5: no such key; ", "choose one with expert=, or"),
     "model.rope_theta=3": ("model.rope_theta=3: no such key", "did you mean model.position.theta?"),
     "lr=1": ("lr=1: no such key", "did you mean optim.lr?"),

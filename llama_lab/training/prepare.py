@@ -114,7 +114,7 @@ def check_effects(configs: Sequence[DictConfig], overrides: Iterable[str]) -> No
     """
     asked = {override_key(override): override for override in overrides}
     if "bias" in asked and all(OmegaConf.merge(cfg, {"bias": None}).model == cfg.model for cfg in configs):
-        problem = "changes nothing, since every part has that already"
+        problem = "changes nothing, since every key of a bias has that already"
         raise ConfigError(f"{asked['bias']}: {problem}; leave it out, or write bias=null")
     feedforwards = [ffn for cfg in configs for ffn in of_layers(cfg.model, "ffn")]
     for key in ("ffn", "expert", "size.mlp_ratio") if not feedforwards else ():

@@ -54,7 +54,7 @@ def component(cfg: DictConfig, group: str) -> dict[str, Any]:
     return {key: model[key] for key in GROUPS[group]}
 
 
-@pytest.mark.parametrize("arch", ["vanilla", "gpt2", "phi", "olmo", "gemma3", "stablelm"])
+@pytest.mark.parametrize("arch", ["vanilla", "gpt2", "phi", "olmo", "gemma3", "stablelm", "lfm2", "mixtral"])
 def test_one_word_leaves_out_every_bias_of_a_recipe_and_another_puts_one_everywhere(arch: str) -> None:
     for word in (False, True):
         with torch.device("meta"):

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from llama_lab.config.components import model_cost
 from llama_lab.model import Cost, Decoder
 from llama_lab.model.cost import ask, cost_units, count, flops_per_token, reports_cost
+from llama_lab.model.encoder import Bert
 from llama_lab.model.encoder_decoder import CrossAttention
 from llama_lab.model.encoding import Position
 from llama_lab.model.init import StackedLinear
@@ -95,7 +96,7 @@ class Anatomy:
     """A decoder's parts. added: whether the position encoding is added to the embeddings; others act in the mixers.
 
     layers: each kind of block once, with the numbers of its layers, counted from 1; first the `n_encoder` kinds of an
-    encoder, which ends with `encoder_norm`.
+    encoder, which ends with `encoder_norm`. segments, input_norm, head_transform: of BERT, see `Bert`.
     """
 
     name: str
@@ -109,6 +110,9 @@ class Anatomy:
     head: Part
     n_encoder: int = 0
     encoder_norm: Part | None = None
+    segments: Part | None = None
+    input_norm: Part | None = None
+    head_transform: Part | None = None
 
     def differs(self, other: "Anatomy") -> bool:
         """Whether a picture beside another one would mark anything."""
@@ -136,7 +140,7 @@ def anatomy(name: str, model: Decoder, settings: DictConfig) -> Anatomy:
     *encoders, (layers, norm) = map(reader.tower, model.towers)
     of_encoder, encoder_norm = encoders[0] if encoders else ((), None)
     out = reader.part("embedding.head", head, "embedding")
-    return Anatomy(
+    found = Anatomy(
         name=name,
         sizes={"dim": model.dim, "context": model.max_seq_len, "vocabulary": model.vocab_size},
         cost=cost,
@@ -149,6 +153,16 @@ def anatomy(name: str, model: Decoder, settings: DictConfig) -> Anatomy:
         n_encoder=len(of_encoder),
         encoder_norm=encoder_norm,
     )
+    if isinstance(model, Bert):
+        segments = reader.part("segments", model.segments, "embedding")
+        transform, shape = reader.part("head_transform", model.head_transform, "ffn"), f"{model.dim:,} → {model.dim:,}"
+        found = replace(
+            found,
+            segments=replace(segments, title="Segments"),
+            input_norm=reader.part("input_norm", model.input_norm, "norm"),
+            head_transform=replace(transform, title="Linear, GELU and norm", shapes=(shape,)),
+        )
+    return found
 
 
 class Reader:

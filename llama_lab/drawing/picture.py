@@ -83,8 +83,12 @@ class Column:
         self.label(f"tokens{source}, up to {sizes['context']:,}")
         self.part(one.embedding, (-1, "embedding"))
         self.beside(f"T {fmt.TIMES} {sizes['dim']:,}", "dim")
+        if one.segments:
+            self.aside(one.segments, "segments", added=True)
         if one.position:
-            self.position(one.position)
+            self.aside(one.position, "position", one.added)
+        if one.input_norm:
+            self.part(one.input_norm, (-1, "input norm"))
         for i, (layer, numbers) in enumerate(one.layers):
             if i and i == one.n_encoder:
                 self.end_of_encoder(one.encoder_norm)
@@ -93,6 +97,8 @@ class Column:
             self.beside(f"layers in the order {one.order}", "order")
         if one.norm:
             self.part(one.norm, (-1, "norm"))
+        if one.head_transform:
+            self.part(one.head_transform, (-1, "transform"))
         self.part(one.head, (-1, "head"))
         self.stream(GAP)
         self.label(f"logits, T {fmt.TIMES} {sizes['vocabulary']:,}")
@@ -142,14 +148,14 @@ class Column:
             first = self.y + (height - LINE * len(lines)) / 2 + 10
             self.texts += [Text(at, first + LINE * i, *line, of, anchor) for i, line in enumerate(lines)]
 
-    def position(self, part: Part) -> None:
-        """The position encoding, beside the stream: added to it, or handed to the mixers."""
+    def aside(self, part: Part, name: str, added: bool) -> None:
+        """A part beside the stream, such as the position encoding: added to it, or handed to the mixers."""
         x, bottom = CENTER + 22, self.y
         self.y -= 2
         start = self.y
-        self.box(part, (-1, "position"), x, RIGHT - x, 15)
+        self.box(part, (-1, name), x, RIGHT - x, 15)
         top, middle = self.y, (start + self.y) / 2
-        if self.anatomy.added:
+        if added:
             self.lines += [Line(((x, middle), (CENTER + 7, middle))), Line(((CENTER, bottom), (CENTER, middle + 7)))]
             self.sums.append((CENTER, middle))
             self.lines.append(Line(((CENTER, middle - 7), (CENTER, top)), arrow=False))

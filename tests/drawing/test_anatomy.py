@@ -25,7 +25,8 @@ def test_every_packaged_component_is_called_what_people_call_it(group: str) -> N
 
 def parts(found: Anatomy) -> list[tuple[Part, int]]:
     """Every part and how often it is there."""
-    once = [(part, 1) for part in (found.embedding, found.position, found.norm, found.head) if part]
+    of_bert = (found.segments, found.input_norm, found.head_transform)
+    once = [(part, 1) for part in (found.embedding, found.position, *of_bert, found.norm, found.head) if part]
     return once + [(part, len(at)) for layer, at in found.layers for part in (layer.own, *layer.parts.values())]
 
 
@@ -41,6 +42,7 @@ def anatomy_of(*overrides: str) -> Anatomy:
         ("arch=gpt2", "model.n_layers=3"),  # positions with parameters, biases
         ("arch=bloom",),  # a norm on the embeddings
         ("arch=falcon",),  # one norm for two parts
+        ("arch=bert",),  # segments, a norm and a transform
         ("arch=gemma2", "model.n_layers=4", "model.max_seq_len=64"),  # two kinds of layers
     ],
     ids=" ".join,
@@ -51,7 +53,7 @@ def test_the_costs_of_all_parts_add_up_to_the_model_s(overrides: tuple[str, ...]
     assert sum(part.params * n for part, n in parts(found)) == cost.params
     assert sum(part.active * n for part, n in parts(found)) == cost.params_active
     assert sum(part.flops * n for part, n in parts(found)) == pytest.approx(cost.flops_per_token, rel=1e-12)
-    assert sum((part.state or 0) * n for part, n in parts(found)) == cost.kv_bytes
+    assert sum((part.state or 0) * n for part, n in parts(found)) == (cost.kv_bytes or 0)
 
 
 def test_both_towers_of_an_encoder_decoder_are_there_with_what_they_cost() -> None:

@@ -78,7 +78,7 @@ class DeepNorm(Xavier):
 
 
 class FanIn:
-    """N(0, gain² / in), of queries divided by head_dim, for unscaled scores, and of a head gain²: T5.
+    """N(0, gain² / in), of queries divided by head_dim, which fits unscaled scores, and of a head gain²: T5.
 
     As Mesh TensorFlow draws them, and after it `T5PreTrainedModel._init_weights` of transformers.
     """
@@ -175,7 +175,8 @@ def draw_weights(
     """The part of `initialise` for linear maps and tables. `keep` is called with each weight and its initial value."""
     drawn: set[Tensor] = set()
     within = {module for block in getattr(model, "all_blocks", ()) for module in block.modules()}
-    scores = {getattr(module, name) for module in within for name in getattr(module, "scores", ())}
+    named = [getattr(module, name) for module in within for name in getattr(module, "scores", ())]
+    scores = {part for one in named if one is not None for part in one.modules()}
     branch_gain, branches = getattr(weight_init, "branch_gain", 1.0), within - scores  # which scale what branches add
     gains: Mapping[str, float] = getattr(weight_init, "gains", {})
     for name, module in model.named_modules():

@@ -175,6 +175,8 @@ class LinearAttention(Recurrent):
     encoding (RetNet, eq. 5), but not with `normalise`: the sum of their weights might then be 0.
     """
 
+    scores = ("query", "key")  # what follows is normalised
+
     def __init__(
         self,
         dim: int,
@@ -244,6 +246,8 @@ class GatedDelta(Recurrent):
     of the norm of heads (OLMo Hybrid), and norm_offset: its unit_offset (Qwen3-Next); None: as the model's norms.
     Queries and keys have length 1.
     """
+
+    scores = ("query", "key")
 
     def __init__(
         self,

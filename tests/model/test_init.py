@@ -127,6 +127,14 @@ def test_deepnorm_shrinks_all_of_a_block_but_queries_and_keys(n_layers: int) -> 
         assert weight.std().item() == pytest.approx(std, rel=0.03), name
 
 
+@pytest.mark.parametrize("attention", ["linear", "gated_delta", "kimi_delta", "mamba2"])
+def test_so_it_does_with_recurrent_mixers_but_where_queries_and_keys_scale_what_is_added(attention: str) -> None:
+    overrides = (f"attention={attention}", "position=none")
+    plain, shrunk = (weights(wide(f"init={init}", *overrides)) for init in ("xavier", "deepnorm"))
+    kept = {name for name in plain if name.startswith("blocks") and plain[name].equal(shrunk[name])}
+    assert kept == {name for name in plain if attention != "mamba2" and re.search("attention.(query|key)", name)}
+
+
 @pytest.mark.parametrize("arch", ["t5", "t5_v1_1"])
 def test_t5_begins_as_transformers_draws_it(arch: str) -> None:
     """Every tensor of both towers, tables and heads included, by the standard deviations of a T5 of the same config."""

@@ -51,7 +51,7 @@ def unequal_settings(result: Result) -> Iterator[str]:
         and not any(is_named(key, axis) for axis in axes)
     ]
     if result.metric != SECOND_HALF and (values := disagreement(records, [predicted(r.config) for r in records])):
-        given = "those of an attention.prefix are not predicted, nor those of a source"
+        given = "those of an attention.prefix are not predicted, nor those of a source or prefix"
         yield f"Losses are of different tokens, since {given}: {values}."
     different = _different(records, [key for key in shared if key not in BY_ROLE])
     for runs in result.by_role:
@@ -145,8 +145,9 @@ def _different_options(records: Sequence[Record], groups: Collection[str]) -> di
 
 
 def predicted(config: Mapping[str, Any]) -> str:
-    """Which tokens of a window a flat config's model predicts: those that no layer sees at once, nor an encoder."""
-    if "model.encoder_layers" in config and "data.pair_files._target_" not in config:  # these have sources
+    """Which tokens of a validation window a flat config's model predicts: those that no layer or encoder is shown."""
+    halves = "model.encoder_layers" in config or "objective.least" in config
+    if halves and "data.pair_files._target_" not in config:  # these have sources
         return "the second half of each window"
     layers = [flatten(one) for one in config.get("model.layers") or ()]
     found = [config.get("model.attention.prefix"), *(one.get("attention.prefix") for one in layers)]

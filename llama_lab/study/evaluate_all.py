@@ -9,6 +9,8 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
 from llama_lab.analysis.grouping import runs_below
+from llama_lab.analysis.unequal_settings import predicted
+from llama_lab.config.schema import flatten
 from llama_lab.config.trust import Trust
 from llama_lab.data.objectives import predicts_text
 from llama_lab.evaluation.evaluate import READ_TEXT, evaluate, prompts_of
@@ -70,8 +72,9 @@ def opened(path: Path, settings: DictConfig) -> TrainedRun | None:
 
 
 def print_beside(found: Evaluation, model: TrainedRun, runs: Sequence[Path]) -> None:
-    """Print the bits per byte of an imported model, and of those runs that were validated on the same text."""
-    records = finished(read_record(run) for run in runs if is_run(run))
+    """Print the bits per byte of an imported model, and of those runs that predict the same tokens of the same text."""
+    ours = predicted(flatten(OmegaConf.to_container(model.cfg)))
+    records = [r for r in finished(read_record(run) for run in runs if is_run(run)) if predicted(r.config) == ours]
     same = [r for r in records if r.environment.data_hash == found.data_hash and "val/bits_per_byte" in r.summary]
     table = plain_table("Bits per byte of the same text", ("model",), ("parameters", "context", "bits per byte"))
     rows = [(r.path, r.costs["params"], r.config["model.max_seq_len"], r.summary["val/bits_per_byte"]) for r in same]
@@ -80,7 +83,8 @@ def print_beside(found: Evaluation, model: TrainedRun, runs: Sequence[Path]) -> 
     for path, *sizes, bits in sorted(rows, key=lambda row: row[-1]):
         table.add_row(str(path), *(f"{size:,.0f}" for size in sizes), f"{bits:.4f}")
     if len(same) < len(runs):
-        table.caption = f"{len(runs) - len(same)} of {len(runs)} runs are left out: another text, or unfinished"
+        reasons = "another text, other tokens of it, or unfinished"
+        table.caption = f"{len(runs) - len(same)} of {len(runs)} runs are left out: {reasons}"
     Console(highlight=False).print(table)
 
 

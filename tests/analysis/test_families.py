@@ -124,7 +124,10 @@ def test_pairs_are_compared_by_their_targets(tmp_path: Path) -> None:
 
 def test_other_tokenizers_leave_bits(tmp_path: Path) -> None:
     study = written(tmp_path, facts={"encoder_decoder": {"tokenizer_hash": "1" * 32}})
-    assert analyse(study, tmp_path).metric == "val/bits_per_byte"
+    result = analyse(study, tmp_path)
+    assert result.metric == "val/bits_per_byte"
+    (warning,) = (one for one in result.warnings if one.startswith("Losses are of different tokens"))
+    assert warning.endswith("; the second half of each window in prefix_decoder, encoder_decoder.")
 
 
 @pytest.mark.parametrize("compare", ["baseline", "all"])

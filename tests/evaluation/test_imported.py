@@ -93,6 +93,9 @@ def test_it_stands_beside_runs_on_the_same_text(
     other = evaluating(f"run={imported}", *text, "data.val_fraction=0.5", "eval.parts=[loss]", f"beside={run}")
     assert "was found with data_hash" in other.err
     assert "1 of 1 runs are left out: another text" in other.out.split("Bits per byte")[1]
+    halves = trained("objective=prefix")
+    ran = evaluating(f"run={imported}", *text, "eval.parts=[loss]", f"beside={halves}")
+    assert "1 of 1 runs are left out: another text, other tokens of it" in ran.out.split("Bits per byte")[1]
 
 
 @pytest.mark.slow

@@ -70,12 +70,12 @@ def build(
     trained = time.monotonic()
     tokenizer.save(folder / TOKENIZER_NAME)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    survey, tokens = _write_streams(survey, tokenizer, dtype, val_tokens, folder)
+    survey, tokens, sizes = _write_streams(survey, tokenizer, dtype, val_tokens, folder)
     is_read = survey.splits == VAL
     np.repeat(survey.halves[is_read], tokens[is_read]).tofile(folder / VAL_HALVES)
 
     def size_of(chosen: npt.NDArray[np.bool_]) -> SplitIndex:
-        return SplitIndex(int(chosen.sum()), int(survey.sizes[chosen].sum()), int(tokens[chosen].sum()))
+        return SplitIndex(int(chosen.sum()), int(sizes[chosen].sum()), int(tokens[chosen].sum()))
 
     empty = int((survey.sizes == 0).sum())
     index = FolderIndex(
@@ -238,13 +238,15 @@ def _prefix(positions: Positions, sizes: Counts, total: float) -> Positions:
 
 def _write_streams(
     survey: Survey, tokenizer: TextTokenizer, dtype: np.dtype, val_tokens: int | None, folder: Path
-) -> tuple[Survey, Counts]:
+) -> tuple[Survey, Counts, Counts]:
     """Write `train.bin` and `val.bin`; return the survey with the splits as written, and each document's tokens.
+
+    And its bytes; of one that is cut at a separator, those of the last part, which is predicted.
 
     Validation consists of the first held-out documents, in the order of their hashes, with at most `val_tokens` in
     all, and at least one. Their lengths are known only after encoding, so somewhat more documents are encoded.
     """
-    tokens = np.zeros(len(survey.splits), dtype=np.int64)
+    tokens, sizes = np.zeros(len(survey.splits), dtype=np.int64), survey.sizes.copy()
     eot = np.array([tokenizer.eot_id], dtype).tobytes()
     separator = getattr(survey.source, "separator", None)
 
@@ -261,6 +263,8 @@ def _write_streams(
                     data = b"".join(np.array(next(ids), dtype).tobytes() + eot for _ in parts)
                     files[survey.splits[position]].write(data)
                     tokens[position] = len(data) // dtype.itemsize
+                    if separator:
+                        sizes[position] = len(parts[-1].encode())
 
     held_out, limit = survey.held_out, math.inf if val_tokens is None else val_tokens
     candidates = _prefix(held_out, survey.sizes, limit * _BYTES_PER_TOKEN)
@@ -275,7 +279,7 @@ def _write_streams(
         written = np.sort(candidates)
         kept = np.concatenate([[True], np.repeat(splits[written] == VAL, tokens[written])])
         np.fromfile(folder / STREAMS[VAL], dtype)[kept].tofile(folder / STREAMS[VAL])
-    return replace(survey, splits=splits), tokens
+    return replace(survey, splits=splits), tokens, sizes
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from llama_lab.util.errors import ConfigError
 
-from .dataset import Examples, Ids, SplitIndex, Tokens, Training, Validation
+from .dataset import Examples, Ids, Tokens, Training, Validation
 from .folders import FolderIndex, json_hash
 from .source import Files
 from .tokens import UNDIVIDED, TokenDataset
@@ -30,7 +30,7 @@ class PairFiles(Files):
     val_split: Sequence[str] | None = None
 
     separator = "\n"
-    _settings = "pairs"
+    _settings = "pairs, whose index has the bytes of targets"
 
     def documents(self) -> Iterator[str]:
         """Iterate over the pairs to train on."""
@@ -100,12 +100,11 @@ class PairRows(Training, Validation):
 
 
 class PairDataset(TokenDataset):
-    """An opened token folder of pairs. In the index, the tokens and bytes of validation are those of targets alone."""
+    """An opened token folder of pairs. In the index, bytes and the tokens of validation are those of targets alone."""
 
     def __init__(self, folder: Path, index: FolderIndex, half: str | None = None, builds: Sequence[str] = ()):
         super().__init__(folder, index, half, builds)
-        text = self.tokenizer.decode(self.predicted[self.predicted != self.tokenizer.eot_id].tolist())
-        val = SplitIndex(self.index.val.documents, len(text.encode()), len(self.predicted))
+        val = replace(self.index.val, tokens=len(self.predicted))
         # Other data than the same documents of a plain text.
         self.index = replace(self.index, val=val, data_hash=json_hash(["pairs", self.index.data_hash], 16))
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 
 from llama_lab.data.open import open_dataset
 from llama_lab.data.pairs import PairDataset
@@ -79,6 +80,11 @@ def test_held_out_pairs_are_counted_by_their_targets(half: str | None, tmp_path:
     counts = Counter([*b"".join(held_out), *[EOT] * len(held_out)])
     total = counts.total()
     assert data.unigram_entropy() == pytest.approx(-sum(n / total * math.log(n / total) for n in counts.values()))
+    unknown = Tokenizer(models.WordLevel({"<unk>": 0, "<|endoftext|>": 1}, unk_token="<unk>"))
+    unknown.add_special_tokens(["<|endoftext|>"])
+    unknown.save(str(tmp_path / "lossy.json"))
+    lossy = opened(tmp_path, "data.val_fraction=0.3", "tokenizer=hf", f"tokenizer.path={tmp_path / 'lossy.json'}")
+    assert lossy.validated_on(half).index.val.bytes == data.index.val.bytes, "those of the text"
 
 
 def test_every_pair_comes_once_in_an_epoch_in_an_order_of_its_own(tmp_path: Path) -> None:

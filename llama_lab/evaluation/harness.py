@@ -1,5 +1,6 @@
 """EleutherAI's lm-evaluation-harness on a trained run, through its own API: the extra `lm-eval`."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # untyped
             group_fn=lambda request: request[1],
         )
         texts: list[str] = []
+        given: Counter[tuple[int, ...]] = Counter()
         for batch in order.get_batched(n=self.batch_size):  # with the same settings for all
             settings = dict(normalize_gen_kwargs(batch[0][1]))
             new_tokens, stops = settings["max_gen_toks"], settings["until"]
@@ -111,7 +113,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]  # untyped
             sampling = Sampling(temperature, **{key: settings[key] for key in SAMPLING if key in settings})
             tokens: list[list[int]] = [[] for _ in prompts]
             written = [""] * len(prompts)
-            for step in generate(self.model, prompts, new_tokens, sampling, self.eot_token_id, self.seed):
+            for step in generate(self.model, prompts, new_tokens, sampling, self.eot_token_id, self.seed, given=given):
                 for ids, token in zip(tokens, step, strict=True):
                     ids += [] if token in (None, self.eot_token_id) else [token]
                 written = [self.tokenizer.decode(ids) for ids in tokens]

@@ -87,6 +87,7 @@ def generate(
     seed: int = 0,
     cache_dtype: torch.dtype | None = None,
     compiled: bool = False,
+    given: Counter[tuple[int, ...]] | None = None,
 ) -> Iterator[Step]:
     """Yield one new token per prompt and step; `model` should be in evaluation mode.
 
@@ -96,6 +97,7 @@ def generate(
         text does not depend on its batch, and a prompt that is given twice is continued in two ways.
     cache_dtype: of the state, such as the KV cache; default: the model's.
     compiled: compile the step, for this batch size at the first call, with CUDA graphs on a GPU.
+    given: prompts of batches before, which count as equal ones too; those of this batch are added to it.
     Raises ValueError with a message that begins with the invalid argument, before anything is computed.
     """
     check_prompts(model, prompts, max_new_tokens)
@@ -103,7 +105,7 @@ def generate(
     if compiled:  # code is compiled for one size of the cache, so calls share one where they can
         context = max(context, model.max_seq_len)
     state = model.new_state(len(prompts), context, cache_dtype)
-    given: Counter[tuple[int, ...]] = Counter()
+    given = Counter() if given is None else given
     generators = []
     for prompt in map(tuple, prompts):
         generators.append(parameter_generator(seed, f"sequence {given[prompt]}"))

@@ -78,6 +78,11 @@ def test_a_task_that_samples_draws_by_the_seed(models: tuple[HarnessModel, HFLM]
         HarnessModel(ours.model, ours.tokenizer, 1, seed).generate_until(requests("g", asked)) for seed in (1, 1, 2)
     ]
     assert texts[0] == texts[1] != texts[2]
+    alone, together = (
+        HarnessModel(ours.model, ours.tokenizer, size, 1).generate_until(requests("g", 6 * asked)) for size in (1, 4)
+    )
+    assert alone == together, "whatever the batch"
+    assert len({*alone}) == 6
 
 
 @pytest.mark.parametrize(

@@ -48,17 +48,19 @@ def cache_dtype(settings: DictConfig) -> torch.dtype | None:
 
 @dataclass
 class Text:
-    """A prompt and the tokens generated so far."""
+    """A prompt and the tokens generated so far. before: those of its text, which they go on from."""
 
     tokenizer: TextTokenizer
     prompt: str
+    before: Sequence[int] = ()
     tokens: list[int] = field(default_factory=list)
     ended: bool = False
 
     @property
     def certain(self) -> str:
         """Prompt and text, without an incomplete character at the end that later tokens may complete."""
-        text = self.prompt + self.tokenizer.decode(self.tokens)
+        decode = self.tokenizer.decode
+        text = self.prompt + decode([*self.before, *self.tokens])[len(decode(self.before)) :]
         return text if self.ended else text.rstrip("\N{REPLACEMENT CHARACTER}")
 
 
@@ -71,8 +73,11 @@ def generate_texts(
     invalid prompts before anything is computed.
     """
     eot_id, dtype, compiled = tokenizer.eot_id, cache_dtype(settings), settings.compile
-    texts = [Text(tokenizer, f"{prompt}\n" if are_sources else prompt) for prompt in prompts]
     tokens, length = encode_prompts(tokenizer, model, prompts, settings, are_sources)
+    texts = [
+        Text(tokenizer, f"{prompt}\n") if are_sources else Text(tokenizer, prompt, before)
+        for prompt, (_, *before) in zip(prompts, tokens, strict=True)
+    ]
     with report_setting():  # or the logits of a diverged model
         steps = generate(
             model, tokens, length, sampling(settings), eot_id, settings.seed, cache_dtype=dtype, compiled=compiled

@@ -10,8 +10,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from llama_lab.data.tokenizer import ByteTokenizer
+from llama_lab.data.tokenizer import ByteTokenizer, TextTokenizer
 from llama_lab.evaluation import text as text_module
 from llama_lab.evaluation.load import TrainedRun, load_run
 from llama_lab.evaluation.text import SEPARATOR, encode_prompts, generate_texts, write_texts
@@ -88,6 +89,20 @@ def test_the_pieces_make_up_the_whole_text(scripted: Callable[..., list[str]], c
     for i, earlier in enumerate(before[1:], 1):  # all that is whole is there, at once
         whole = bytes(tokens[:i]).decode(errors="replace").rstrip("\N{REPLACEMENT CHARACTER}")
         assert earlier == f"€{whole}" or i == len(tokens)
+
+
+def test_a_space_after_the_prompt_is_kept_where_a_tokenizer_leaves_out_the_first_of_a_text(
+    endless: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, words = load_run(endless), Tokenizer(models.WordLevel({"<|endoftext|>": 0, "▁a": 1, "▁b": 2}, unk_token="▁a"))
+    words.add_special_tokens(["<|endoftext|>"])
+    words.pre_tokenizer, words.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    monkeypatch.setattr(text_module, "generate", lambda *_, **__: iter([[2, 2, 2]]))
+    tokenizer, prompts = TextTokenizer(words), ["a b", "a", ""]
+    *_, texts = generate_texts(tokenizer, run.model, prompts, eval_settings())
+    assert [text.certain for text in texts] == ["a b b", "a b", "b"]
+    *_, texts = generate_texts(tokenizer, run.model, prompts, eval_settings(), are_sources=True)
+    assert [text.certain for text in texts] == ["a b\nb", "a\nb", "\nb"]
 
 
 def test_of_several_texts_the_next_one_comes_when_the_first_has_ended(scripted: Callable[..., list[str]]) -> None:

@@ -124,7 +124,7 @@ class Span(Objective):
     def require_room(self, seq_len: int) -> None:
         """Raise ConfigError unless windows of `seq_len` tokens have room between spans, and sentinels suffice."""
         noise, spans = self.counts(seq_len)
-        most = min(noise - 1, seq_len - noise, len(self.extra_tokens))  # a source is no longer than its window
+        most = min(noise - 1, seq_len - noise - 1, len(self.extra_tokens))  # neither part is longer than its window
         if spans > most:
             problem = f"{spans} spans, of {noise} tokens in all, where at most {most} fit"
             raise ConfigError(

@@ -219,6 +219,7 @@ def test_costs_are_of_what_either_tower_reads_of_a_window_of_spans(tiny: list[st
         ("objective.mean_span=0.5", "objective.mean_span=0.5: must be at least 1 token"),
         ("objective.mean_span=1", "objective.mean_span=1: a window of model.max_seq_len=32 has 5 spans, of 5"),
         ("objective.density=0.95", "objective.mean_span=3.0: a window of model.max_seq_len=32 has 10 spans"),
+        ("objective.density=0.75", "objective.mean_span=3.0: .* has 8 spans, of 24 tokens in all, where at most 7 fit"),
         ("model.max_seq_len=5", "objective.mean_span=3.0: a window of model.max_seq_len=5 has 1 spans"),
         (
             "model.max_seq_len=1024 objective.density=0.3",

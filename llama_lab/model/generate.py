@@ -66,14 +66,15 @@ class Sampling:
     def draw(self, logits: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
         """A token for each row of `logits (B, V)`, each with its own generator: int64 `(B,)`, on the CPU.
 
-        Inverse transform sampling: a token of probability 0 is never drawn.
+        Inverse transform sampling: a token of probability 0 is never drawn. Raises ValueError for the logits of a
+        diverged model.
         """
+        if not bool(logits.amax(-1).isfinite().all()):  # so would be a NaN anywhere, which argmax takes for a token
+            raise ValueError("model: its logits are not finite; it has diverged")
         if self.temperature == 0:
             return logits.argmax(-1).cpu()
         cumulative = self.distribution(logits.cpu()).cumsum(-1)
         total = cumulative[:, -1:]
-        if not bool(total.isfinite().all()):
-            raise ValueError("model: its logits are not finite; it has diverged")
         uniform = torch.stack([torch.rand(1, generator=g, dtype=torch.float64) for g in generators])
         return torch.searchsorted(cumulative, uniform * total, right=True).squeeze(-1)
 

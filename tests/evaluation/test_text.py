@@ -165,5 +165,6 @@ def test_a_model_that_has_diverged_is_told_in_one_line(endless: Path) -> None:
     run = load_run(endless)
     with torch.no_grad():
         run.model.norm.weight.fill_(float("nan"))
-    with pytest.raises(ConfigError, match=r"^model: its logits are not finite; it has diverged$"):
-        texts_of(run, ["a"])
+    for temperature in (0.8, 0):
+        with pytest.raises(ConfigError, match=r"^model: its logits are not finite; it has diverged$"):
+            texts_of(run, ["a"], f"temperature={temperature}")

@@ -186,7 +186,10 @@ class Search:
         for number in [*left, *range(len(trials), self.n_trials)][: self.n_jobs]:
             self.study.sampler = self._sampler(number)
             is_new = number >= len(trials)
-            batch.append(self.study.ask() if is_new else Trial(self.study, trials[number]._trial_id))
+            trial = self.study.ask() if is_new else Trial(self.study, trials[number]._trial_id)
+            for one in self.space:  # by its own sampler, and before the next trial is asked for
+                trial._suggest(one.key, one.distribution)
+            batch.append(trial)
             self.had.add(number)
         return batch
 
@@ -203,7 +206,7 @@ class Search:
 
     def _plan(self, trial: Trial) -> Planned | None:
         """The trial with its run; None if that is known to be done, pruned or refused, which Optuna is told."""
-        drawn = [one.override(trial._suggest(one.key, one.distribution)) for one in self.space]
+        drawn = [one.override(trial.params[one.key]) for one in self.space]
         try:
             run = composed_run(self.loader, self.cfg, [*self.fixed, *drawn], self.site)
             self._clear(run.folder)

@@ -69,15 +69,19 @@ def test_a_grid_is_hydra_s_own(command: Command, tiny: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_sampler_with_a_seed_proposes_the_same_after_any_stop(command: Command, tiny: list[str]) -> None:
-    chosen = ("hydra/sweeper/sampler=qmc", "hydra/sweeper/pruner=hyperband")
+@pytest.mark.parametrize(("sampler", "jobs", "stops"), [("qmc", 1, [1, 3]), ("random", 2, [3]), ("random", 2, [1, 3])])
+def test_a_sampler_with_a_seed_proposes_the_same_after_any_stop_and_in_any_batch(
+    sampler: str, jobs: int, stops: list[int], command: Command, tiny: list[str]
+) -> None:
+    chosen = (f"hydra/sweeper/sampler={sampler}", "hydra/sweeper/pruner=hyperband")
     refused = ("model.n_heads=3", RATES, NORMS, *chosen)  # the trials fail at once
     proposed = {}
-    for name, stops in {"once": [3], "twice": [1, 3]}.items():
-        for stop in stops:
-            command(*tiny, *SEARCH, *refused, f"name={name}", f"hydra.sweeper.n_trials={stop}")
+    for name, batch, ends in (("once", 1, [3]), ("other", jobs, stops)):
+        for end in ends:
+            counts = (f"hydra.sweeper.n_jobs={batch}", f"hydra.sweeper.n_trials={end}")
+            command(*tiny, *SEARCH, *refused, f"name={name}", *counts)
         proposed[name] = [(trial["optim.lr"], trial["norm"]) for trial in trials(Path(), name)]
-    assert proposed["once"] == proposed["twice"]
+    assert proposed["once"] == proposed["other"]
     assert len(set(proposed["once"])) == 3
 
 

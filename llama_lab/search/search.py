@@ -16,16 +16,20 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.types import HydraContext, TaskFunction
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from optuna.trial import Trial, TrialState
 
+from llama_lab.analysis.result import SECOND_HALF
+from llama_lab.analysis.unequal_settings import predicted
 from llama_lab.config.grammar import override_key, to_override, typed_flags
 from llama_lab.config.messages import USER_ERRORS, one_line
-from llama_lab.config.schema import CHANGEABLE, KEYS, WORDS, belongs, declared_kinds, is_kind
+from llama_lab.config.schema import CHANGEABLE, KEYS, WORDS, belongs, declared_kinds, flatten, is_kind
+from llama_lab.data.objectives import targets_of
+from llama_lab.data.open import has_answers
 from llama_lab.devices.site import Site
 from llama_lab.launching.launch import LAUNCHING, composed_run
 from llama_lab.runs.folder import RunFolder, arm_name, check_no_file, locked
-from llama_lab.runs.stored import COLUMNS, Status, Summary
+from llama_lab.runs.stored import COLUMNS, LOSSES, Status, Summary
 from llama_lab.training.prepare import OWN_PROCESSES, check_devices, folder_name
 from llama_lab.training.warm_start import check_start
 from llama_lab.util.errors import INTERRUPTED, ConfigError, FinishedRunError, RunFailedError, first_line, suggestion
@@ -52,7 +56,7 @@ def search(cfg: DictConfig, context: HydraContext, task_function: TaskFunction, 
     check_command(cfg)
     space, fixed = read_space(arguments, context.config_loader)
     fixed = [one for one in fixed if override_key(one) != "overwrite"]  # the search itself starts over, not its runs
-    check_space(cfg, context.config_loader, space, fixed)
+    check_space(cfg, context.config_loader, space, fixed, settings.metric)
     search_arm = arm_name(["name=", *fixed, *(one.argument for one in space)])
     name = folder_name("name", cfg.name, f"search-{search_arm}")
     if cfg.name is None:
@@ -94,8 +98,10 @@ def check_command(cfg: DictConfig) -> None:
     check_devices(cfg.copy(), cfg.hydra.runtime.choices["hydra/launcher"])
 
 
-def check_space(cfg: DictConfig, loader: ConfigLoader, space: Sequence[Parameter], fixed: Sequence[str]) -> None:
-    """Raise ConfigError for a setting of which all values would train in one folder.
+def check_space(
+    cfg: DictConfig, loader: ConfigLoader, space: Sequence[Parameter], fixed: Sequence[str], metric: str
+) -> None:
+    """Raise ConfigError for a setting of which all values would train in one folder, and for losses of unlike tokens.
 
     And Hydra's error for a key or an option that does not exist, before the trial that would draw it.
     """
@@ -103,8 +109,13 @@ def check_space(cfg: DictConfig, loader: ConfigLoader, space: Sequence[Parameter
         if override_key(one.argument) == "trainer" or belongs(override_key(one.argument), NO_ARM):
             raise ConfigError(f"{one.argument}: makes no difference to what is trained; give it one value")
     options = [one.examples for one in space]
-    for i in range(max(map(len, options))):
-        loader.load_sweep_config(cfg, [*fixed, *(texts[min(i, len(texts) - 1)] for texts in options)])
+    chosen = ([texts[min(i, len(texts) - 1)] for texts in options] for i in range(max(map(len, options))))
+    composed = [loader.load_sweep_config(cfg, [*fixed, *texts]) for texts in chosen]
+    flat = [flatten(OmegaConf.to_container(one)) for one in composed if not has_answers(one)]
+    unlike = len({(predicted(one), targets_of(one)) for one in flat}) > 1
+    if unlike and metric in {*LOSSES, "val/ema_loss"} - {SECOND_HALF}:
+        fix = f"choose {SECOND_HALF}, or search within one family and objective"
+        raise setting_error("metric", metric, f"trials predict unlike tokens, whose losses do not compare; {fix}")
 
 
 @dataclass

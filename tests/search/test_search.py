@@ -250,6 +250,8 @@ SWEEPER = "hydra.sweeper"
         ("norm=rmsnorm,rmsnrm", "norm=rmsnrm: no such option (did you mean rmsnorm?)"),
         (f"{RATES} hydra/launcher=ray", f"{SWEEPER}.n_jobs=null: hydra/launcher=ray has no slots to fill"),
         (f"{RATES} {SWEEPER}.metric=val/los", f"{SWEEPER}.metric=val/los: no such metric (did you mean val/loss"),
+        ("family=decoder,encoder_decoder", f"{SWEEPER}.metric=val/loss: trials predict unlike tokens, whose losses"),
+        ("objective=next_token,prefix", f"{SWEEPER}.metric=val/loss: trials predict unlike tokens, whose losses"),
         (f"{RATES} {SWEEPER}.sampler=grid", f"{SWEEPER}.sampler=grid: choose it as {GRID}"),
         (f"{RATES} {SWEEPER}.pruner.n_startup_trials=1.5", f"{SWEEPER}.pruner.n_startup_trials=1.5: must be a whole"),
         (f"{RATES} hydra/sweeper/pruner=medin", "hydra/sweeper/pruner=medin: no such option (did you mean median?)"),

@@ -25,9 +25,11 @@ def answers_text(model: Decoder, dataset: Dataset, length: int, sampling: Sampli
     drawn = sampling.draw(logits, [parameter_generator(seed, "answers")] * len(logits))
     guesses = drawn[targets[0].cpu() != IGNORE].tolist()
     places = np.flatnonzero(answers != IGNORE)[-len(guesses) :].tolist()  # the cut may have left out the first
-    names = [dataset.tokenizer.decode([symbol]) for symbol in range(dataset.tokenizer.vocab_size)]
-    shown = [names[symbol] for symbol in symbols[1 : places[-1] + 2]]
+    shown = [*symbols[1 : places[-1] + 1], answers[places[-1]]][:length]
+    decode, parts, start = dataset.tokenizer.decode, [], 0
     for place, guess in zip(places, guesses, strict=True):
-        right = names[answers[place]]
-        shown[place : place + 1] = [right if guess == answers[place] else f"{names[guess]}({right})"]
-    return ("" if dataset.entropy_floor is None else " ").join(shown[:length])
+        if place < length and guess != answers[place]:
+            parts += [decode(shown[start:place]), f"{decode([guess])}({decode([answers[place]])})"]
+            start = place + 1
+    parts.append(decode(shown[start:]))  # together, since a letter may be several tokens
+    return ("" if dataset.entropy_floor is None else " ").join(filter(None, parts))

@@ -5,13 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.functional import one_hot
 
+from llama_lab.data.open import open_dataset
+from llama_lab.evaluation.answers import answers_text
 from llama_lab.evaluation.load import load_run
 from llama_lab.evaluation.text import generate_texts
+from llama_lab.model import Sampling
 from llama_lab.model.loss import IGNORE
 from llama_lab.runs.stored import Summary
 from llama_lab.training.command import train_run
-from tests.composing import eval_settings
+from tests.composing import compose_config, decoder, eval_settings
 from tests.conftest import Command
 from tests.training.tiny import planned
 
@@ -76,3 +80,21 @@ def test_exact_matches_are_those_of_greedy_decoding(
     assert re.match(r"aei\n.*\n-{20}\nbfj\n", ran.out)
     ran = evaluating(f"run={made.folder.path}", "eval.parts=[loss]")
     assert "nats/token" in ran.out, "answers are those of probes"
+
+
+def test_in_a_sample_right_letters_of_several_bytes_are_whole_and_a_wrong_byte_stands_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("from.txt", "a"), ("to.txt", "größe")):
+        (tmp_path / name).write_text("".join(f"{text}{n}\n" for n in range(9)))
+    files = f"data.files=[{tmp_path / 'from.txt'},{tmp_path / 'to.txt'}]"
+    dataset = open_dataset(
+        compose_config("data=pairs", files, "data.val_fraction=0.3", "tokenizer=byte", f"data.cache_dir={tmp_path}")
+    )
+    model = decoder(vocab_size=257)
+    source, answers = dataset.val_windows(model.max_seq_len)[0]
+    guesses = torch.from_numpy(answers).clamp(min=0)
+    guesses[9] = ord("x")
+    monkeypatch.setattr(model, "forward", lambda *_: one_hot(guesses, 257)[None])
+    found = answers_text(model, dataset, 99, Sampling(temperature=0), seed=1)
+    assert found == f"a{chr(source[2])}<|endoftext|>größx(e){chr(source[2])}<|endoftext|>"

@@ -109,6 +109,11 @@ def test_the_default_recipe_is_llama() -> None:
     assert composed("size=pico").model == recipe("llama").model
 
 
+def test_olmoe_begins_truncated_as_olmo2() -> None:
+    """Both at three standard deviations of 0.02: `init_cutoff_factor` in allenai/OLMoE, `configs/`."""
+    assert recipe("olmoe").model.init == recipe("olmo2").model.init
+
+
 # What cannot be, by recipe, group and option, and why.
 NORMED = (
     "bloom",

@@ -51,7 +51,7 @@ def unequal_settings(result: Result) -> Iterator[str]:
         and not any(is_named(key, axis) for axis in axes)
     ]
     if result.metric != SECOND_HALF and (values := disagreement(records, [predicted(r.config) for r in records])):
-        given = "those of an attention.prefix are not predicted, nor those of a source or prefix"
+        given = "those of an attention.prefix are not predicted, nor those of a prefix, nor those of a source"
         yield f"Losses are of different tokens, since {given}: {values}."
     different = _different(records, [key for key in shared if key not in BY_ROLE])
     for runs in result.by_role:

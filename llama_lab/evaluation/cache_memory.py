@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -46,11 +46,13 @@ def cache_sizes(model: Decoder, batch_sizes: Sequence[int], contexts: Sequence[i
     return sizes
 
 
-def cache_losses(model: Decoder, windows: Validation, batch_tokens: int, objective: Objective) -> list[CacheLoss]:
+def cache_losses(
+    model: Decoder, parts: Iterable[Validation], batch_tokens: int, objective: Objective
+) -> list[CacheLoss]:
     """The loss in windows of the trained length through a cache of each dtype."""
     found = []
     for dtype in cache_dtypes(model):
-        nll, counts, _ = sums_by_position(model, windows, model.max_seq_len, batch_tokens, objective, dtype)
+        nll, counts, _ = sums_by_position(model, parts, model.max_seq_len, batch_tokens, objective, dtype)
         loss = float(nll.sum() / counts.sum())
         found.append(CacheLoss(name_of(dtype), loss if math.isfinite(loss) else None))
     return found

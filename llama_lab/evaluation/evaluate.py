@@ -85,9 +85,9 @@ def cache(subject: Subject, earlier: Evaluation) -> Evaluation:
     """The part cache; see `cache_memory.py`."""
     with evaluating_on(subject.served, subject.hardware.torch_device):
         sizes = cache_sizes(subject.served, subject.settings.eval.batch_sizes, subject.contexts)
-        windows = subject.dataset.val_windows(subject.run.model.max_seq_len)
+        parts = subject.dataset.val_parts(subject.run.model.max_seq_len).values()
         objective = open_objective(subject.run.cfg, subject.dataset)
-        costs = cache_losses(subject.served, windows, batch_tokens(subject.run.cfg), objective)
+        costs = cache_losses(subject.served, parts, batch_tokens(subject.run.cfg), objective)
     return replace(earlier, cache=sizes, cache_losses=costs)
 
 

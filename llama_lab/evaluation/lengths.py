@@ -1,7 +1,7 @@
 """The loss at context lengths beyond the trained one, and by position."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -47,8 +47,8 @@ def evaluation(
     if hardware.precision == "bf16-true":
         model.bfloat16()
     with hardware.autocast(), evaluating_on(model, hardware.torch_device):
-        objective = open_objective(cfg, dataset)
-        lengths = losses_at_lengths(model, dataset.val_windows, multiples, batch_tokens(cfg), objective)
+        objective, parts = open_objective(cfg, dataset), lambda length: dataset.val_parts(length).values()
+        lengths = losses_at_lengths(model, parts, multiples, batch_tokens(cfg), objective)
     if not has_answers(cfg):
         lengths = [replace(entry, accuracy=None) for entry in lengths]  # says little of text
     trained = lengths[0]
@@ -84,19 +84,19 @@ def surroundings(hardware: Hardware, step: int | None) -> Evaluation:
 
 def losses_at_lengths(
     model: Decoder,
-    windows: Callable[[int], Validation],
+    parts: Callable[[int], Collection[Validation]],
     multiples: Sequence[float],
     batch_tokens: int,
     objective: Objective,
 ) -> list[LengthLoss]:
     """The losses at the trained length, then at `multiples` of it, in ascending order, of a model `evaluating_on`.
 
-    Lengths are rounded to whole tokens. windows: makes the validation windows of a length. A batch holds
-    about `batch_tokens` tokens, and at least one window. objective: what is predicted of them.
+    Lengths are rounded to whole tokens. parts: makes the validation windows of a length, of each part of a mixture.
+    A batch holds about `batch_tokens` tokens, and at least one window. objective: what is predicted of them.
     """
     longer = {round(multiple * model.max_seq_len) for multiple in multiples} - {model.max_seq_len}
     lengths = (model.max_seq_len, *sorted(longer))
-    return [loss_at_length(model, windows(length), length, batch_tokens, objective) for length in lengths]
+    return [loss_at_length(model, parts(length), length, batch_tokens, objective) for length in lengths]
 
 
 @contextmanager
@@ -113,16 +113,16 @@ def evaluating_on(model: Decoder, device: torch.device) -> Iterator[None]:
 
 
 def loss_at_length(
-    model: Decoder, windows: Validation, length: int, batch_tokens: int, objective: Objective
+    model: Decoder, parts: Collection[Validation], length: int, batch_tokens: int, objective: Objective
 ) -> LengthLoss:
     """The loss and the accuracy in windows of `length` tokens, or why there is none."""
     if ended := model.length_error(length):
         return LengthLoss(length, note=f"cannot: {ended}")
-    if windows.tokens < length:  # the last positions would have no loss
-        return LengthLoss(length, note=f"cannot: the validation text has {windows.tokens} tokens, less than one window")
+    if (tokens := sum(windows.tokens for windows in parts)) < length:  # the last positions would have no loss
+        return LengthLoss(length, note=f"cannot: the validation text has {tokens} tokens, less than one window")
     try:
         objective.require_room(length)
-        nll, counts, correct = sums_by_position(model, windows, length, batch_tokens, objective)
+        nll, counts, correct = sums_by_position(model, parts, length, batch_tokens, objective)
     except ConfigError as error:  # of an objective, whose tokens may not suffice
         return LengthLoss(length, note=f"cannot: {error}")
     except torch.OutOfMemoryError:  # must not fail a run for a length that it was not trained at
@@ -145,13 +145,13 @@ def loss_at_length(
 
 def sums_by_position(
     model: Decoder,
-    windows: Validation,
+    parts: Iterable[Validation],
     length: int,
     batch_tokens: int,
     objective: Objective,
     cache_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, int]:
-    """Sum of nats at each position over all windows of `length` tokens, in float64, and number of tokens: `(length,)`.
+    """Sum of nats at each position over windows of `length` tokens, in float64, and number of tokens: `(length,)`.
 
     And the number of targets that got the largest logit.
     cache_dtype: read keys and values from a KV cache of this dtype, with its rounding; default: no cache.
@@ -159,7 +159,7 @@ def sums_by_position(
     size, device = max(1, batch_tokens // length), model.embedding.tokens.weight.device
     nll, counts = torch.zeros(length, dtype=torch.float64), torch.zeros(length, dtype=torch.int64)
     correct = 0
-    for start in range(0, len(windows), size):
+    for windows, start in ((part, start) for part in parts for start in range(0, len(part), size)):
         examples = objective.val_batch(windows, range(start, min(start + size, len(windows))))
         inputs, targets, *given = model.cut(*(torch.from_numpy(ids) for ids in examples))
         cache = None if cache_dtype is None else model.new_state(len(inputs), length, cache_dtype)

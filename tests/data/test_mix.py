@@ -18,12 +18,15 @@ from llama_lab.data.mix import MixedDataset, MixedWindows, Part, balanced_order,
 from llama_lab.data.source import TextFiles
 from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 from llama_lab.data.windows import TrainWindows, ValWindows
+from llama_lab.evaluation.evaluate import evaluate
 from llama_lab.evaluation.load import load_run
 from llama_lab.runs.metrics import read_metrics
 from llama_lab.runs.stored import Summary
 from llama_lab.util.errors import ConfigError
+from tests.composing import eval_settings
 from tests.conftest import Command
 from tests.data.texts import batch_of
+from tests.training.tiny import trained
 
 ALPHABETS = ("abcdefgh", "ijklmnop", "qrstuvwx")
 
@@ -209,6 +212,18 @@ def test_a_run_on_a_mixture_logs_each_part_and_is_evaluated_from_its_folder(mixe
     assert last["val/loss"] == pytest.approx(np.average(losses, weights=tokens), rel=1e-6)
     assert summary.metrics["val/loss/text"] == last["val/loss/text"]
     assert last["val/bits_per_byte"] == pytest.approx(last["val/loss"] / math.log(2) / data.bytes_per_token)
+
+
+SPAN = ("objective=span", "family=encoder_decoder")
+
+
+@pytest.mark.parametrize("objective", [SPAN, ("objective=masked", "family=encoder", "train.sample_tokens=0")])
+def test_an_evaluation_divides_the_parts_as_validation_does(
+    objective: tuple[str, ...], mixed: list[str], tmp_path: Path
+) -> None:
+    path = trained(*mixed, *objective, "train.tokens=2560", f"runs_dir={tmp_path}")
+    found = evaluate(path, eval_settings("eval.parts=[loss]"))
+    assert found.metrics["val/loss"] == pytest.approx(Summary.load(path).metrics["val/loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize(

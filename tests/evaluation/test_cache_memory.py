@@ -39,7 +39,7 @@ def decoded_loss(model: Decoder, tokens: Tokens, dtype: torch.dtype) -> float:
 def test_the_loss_through_a_cache_is_that_of_decoding_token_by_token(overrides: list[str]) -> None:
     model, tokens = lively(*overrides), stream(113)  # three windows of 32, and half of one
     found = {
-        cost.dtype: cost.loss for cost in cache_losses(model, ValWindows(tokens, model.max_seq_len), 64, NEXT_TOKENS)
+        cost.dtype: cost.loss for cost in cache_losses(model, [ValWindows(tokens, model.max_seq_len)], 64, NEXT_TOKENS)
     }
     assert list(found) == ["bfloat16", "float32", "int8"]
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
@@ -96,7 +96,7 @@ def test_the_cache_of_a_source_is_counted_apart_and_stays_as_it_is_while_decodin
 @torch.no_grad()
 def test_the_loss_of_an_encoder_decoder_through_a_cache_is_that_of_decoding_with_it() -> None:
     model, tokens = lively("family=encoder_decoder"), stream(97)  # three windows of 32
-    found = {cost.dtype: cost.loss for cost in cache_losses(model, ValWindows(tokens, 32), 64, NEXT_TOKENS)}
+    found = {cost.dtype: cost.loss for cost in cache_losses(model, [ValWindows(tokens, 32)], 64, NEXT_TOKENS)}
     for dtype in (torch.float32, torch.bfloat16):
         paid = []
         for start in (0, 32, 64):

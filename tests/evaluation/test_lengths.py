@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from unittest.mock import Mock
@@ -57,7 +56,9 @@ def stream(length: int) -> Tokens:
 def at_lengths(model: Decoder, tokens: Tokens, *multiples: float, batch_tokens: int = 4 * CONTEXT) -> list[LengthLoss]:
     """The losses on the CPU."""
     with evaluating_on(model, CPU):
-        return losses_at_lengths(model, partial(ValWindows, tokens), multiples, batch_tokens, NEXT_TOKENS)
+        return losses_at_lengths(
+            model, lambda length: [ValWindows(tokens, length)], multiples, batch_tokens, NEXT_TOKENS
+        )
 
 
 @torch.no_grad()
@@ -226,7 +227,7 @@ def test_a_run_killed_while_evaluating_goes_on(
 def test_losses_of_an_encoder_decoder_stand_where_their_tokens_do() -> None:
     """Of each window, those of the second half; the last of its targets begins the next window."""
     model, tokens = lively("family=encoder_decoder").eval(), stream(5 * CONTEXT + 1)
-    nll, counts, _ = sums_by_position(model, ValWindows(tokens, CONTEXT), CONTEXT, 2 * CONTEXT, NEXT_TOKENS)
+    nll, counts, _ = sums_by_position(model, [ValWindows(tokens, CONTEXT)], CONTEXT, 2 * CONTEXT, NEXT_TOKENS)
     half = CONTEXT // 2
     assert counts.tolist() == [0] * (half - 1) + [5] * half + [0]
     windows = torch.from_numpy(tokens[: 5 * CONTEXT].astype(np.int64)).view(5, CONTEXT)

@@ -72,6 +72,10 @@ class TokenDataModule(L.LightningDataModule):
         self.batch_size, self.micro_batch_size = batch_size, micro_batch_size
         self.train_windows = dataset.train_windows(seq_len, seed)
         self.val_parts = dataset.val_parts(seq_len)
+        every = ((windows, [i]) for windows in self.val_parts.values() for i in range(len(windows)))
+        if not any((self.objective.val_batch(*one)[1] >= 0).any() for one in every):
+            problem = f"no validation window of model.max_seq_len={seq_len} is of one part of the mixture alone"
+            raise ConfigError(f"data.val_tokens: {problem}, as the objective needs; raise it, or shorten windows")
 
     def train_dataloader(self) -> "TrainBatches":
         """Return this device's training micro-batches, step by step, from the trainer's current step on."""

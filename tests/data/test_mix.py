@@ -13,8 +13,10 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from llama_lab.data.data_module import open_data_module
 from llama_lab.data.dataset import HALVES
 from llama_lab.data.mix import MixedDataset, MixedWindows, Part, balanced_order, exact_shares, open_mixture
+from llama_lab.data.open import open_dataset
 from llama_lab.data.source import TextFiles
 from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 from llama_lab.data.windows import TrainWindows, ValWindows
@@ -26,7 +28,7 @@ from llama_lab.util.errors import ConfigError
 from tests.composing import eval_settings
 from tests.conftest import Command
 from tests.data.texts import batch_of
-from tests.training.tiny import trained
+from tests.training.tiny import planned, trained
 
 ALPHABETS = ("abcdefgh", "ijklmnop", "qrstuvwx")
 
@@ -224,6 +226,13 @@ def test_an_evaluation_divides_the_parts_as_validation_does(
     path = trained(*mixed, *objective, "train.tokens=2560", f"runs_dir={tmp_path}")
     found = evaluate(path, eval_settings("eval.parts=[loss]"))
     assert found.metrics["val/loss"] == pytest.approx(Summary.load(path).metrics["val/loss"], rel=1e-6)
+
+
+def test_a_mixture_without_a_window_that_has_targets_is_refused(mixed: list[str], tmp_path: Path) -> None:
+    short = [one.replace("200", "20") for one in mixed]
+    cfg = planned(*short, *SPAN, "data.val_tokens=48", f"runs_dir={tmp_path}").cfg
+    with pytest.raises(ConfigError, match=r"^data\.val_tokens: no validation window of .*=32 is of one part"):
+        open_data_module(cfg, open_dataset(cfg))
 
 
 @pytest.mark.parametrize(

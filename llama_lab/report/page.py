@@ -187,16 +187,17 @@ def _forest(result: Result, rows: Sequence[Finding], title: str, caption: str) -
 
 
 def _scaling(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
-    if "scaling" not in found:  # no finished run
+    scaling = result.scaling
+    if scaling is None or "scaling" not in found:  # no study of sizes, or no finished run
         return
     points = partial(found["scaling"].cells, "Size", "Tokens per parameter")
-    fitted = not result.scaling.not_fittable
+    fitted = not scaling.not_fittable
     lines = " Lines: the law along the sizes of each budget, with its 95% interval." * fitted
     caption = f"Points: mean over seeds, with its 95% interval.{lines}"
     yield replace(compute.losses(result), alt=_alt("Loss over compute", points("Loss")), caption=caption, wide=True)
-    if any(option.gains for option in result.scaling.options):
+    if any(option.gains for option in scaling.options):
         caption = (
-            f"The training FLOPs that {result.scaling.options[0].option} would need for the same loss over those "
+            f"The training FLOPs that {scaling.options[0].option} would need for the same loss over those "
             "spent; above 1 is better. Points: by the differences at one size and budget. Line: by the laws of both. "
             "With 95% intervals, where the reference reached such a loss."
         )

@@ -156,11 +156,11 @@ def _doubtful_rates(result: Result) -> Iterator[str]:
     what = "Learning rates were chosen on the runs that are compared"
     yield from listing(what, on_judged, "p-values do not account for the choice")
     cases = []
-    for of_arm in (of_arm for of_arm in rates if of_arm.on_edge):
+    for of_arm in (of_arm for of_arm in rates if of_arm.at_edge):
         low, high = (learning_rate(rate) for rate in (min(of_arm.rates), max(of_arm.rates)))
-        ends = sorted(set(of_arm.chosen.values()) or {of_arm.best})
-        cases.append(f"{of_arm.arm} at {' and '.join(map(learning_rate, ends))} of {low} to {high}")
-    further = "; study.extend_rates=true goes on" if any(of_arm.chosen for of_arm in rates) else ""
+        ends = " and ".join(map(learning_rate, sorted({*of_arm.at_edge})))
+        cases.append(f"{of_arm.arm} at {ends} of {low} to {high}")
+    further = "; study.extend_rates=true goes on to its limit" if any(of_arm.chosen for of_arm in rates) else ""
     yield from listing("Best at an end of the grid of learning rates", cases, f"a better rate may lie beyond{further}")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from .rate_choice import chosen_rate, fitted_optimum, is_on_edge
+from .rate_choice import best_rate, chosen_rate, fitted_optimum, is_on_edge
 from .result import LearningRates, estimate_of
 from .settings import RATE
 
@@ -41,13 +41,14 @@ def learning_rates(arm: str, runs: pd.DataFrame) -> LearningRates:
     by_seed = ended.groupby("tunes")  # the tuning runs of each judged seed that finished or diverged
     tuned = {int(seed): dict(zip(own["rate"], own["loss"], strict=True)) for seed, own in by_seed}
     rates = list(by_rate)
+    at_edge = [best_rate(losses) for losses in tuned.values() if is_on_edge(losses)]
     return LearningRates(
         arm=arm,
         rates=rates,
         loss=[estimate_of(records, "val/loss") for records in by_rate.values()],
         diverged=[sum(record.status == "diverged" for record in records) for records in by_rate.values()],
         best=best,
-        on_edge=any(map(is_on_edge, tuned.values())) if tuned else best in (rates[0], rates[-1]),
+        at_edge=at_edge if tuned else [rate for rate in (rates[0], rates[-1]) if rate == best],
         sensitivity=_sensitivity(ended),
         chosen={seed: chosen_rate(losses) for seed, losses in tuned.items()},
         left=_left(runs, list(filter(None, map(fitted_optimum, tuned.values())))),

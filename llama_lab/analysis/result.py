@@ -242,12 +242,12 @@ class Interaction:
 class LearningRates:
     """The final loss of one arm over its grid of learning rates.
 
-    loss: None at a rate where no run finished. on_edge: whether the best rate is an end of the grid. sensitivity: mean
-    loss over the grid minus the lowest, where a diverged run counts with the entropy of token frequencies (Wortsman et
-    al. 2023, section 2.2, who cap all losses at that of initialization). chosen: the rate that each judged seed's own
-    tuning runs choose; empty without tuning runs, when the rate with the best mean is judged on the runs that it was
-    chosen from. left: by how much the judged runs end above the loss at the arm's best rate, by the parabolas of its
-    tuning seeds; nan if not known.
+    loss: None at a rate where no run finished. at_edge: the best rates, of tuning seeds if there are any, that are an
+    end of their grid. sensitivity: mean loss over the grid minus the lowest, where a diverged run counts with the
+    entropy of token frequencies (Wortsman et al. 2023, section 2.2, who cap all losses at that of initialization).
+    chosen: the rate that each judged seed's own tuning runs choose; empty without tuning runs, when the rate with the
+    best mean is judged on the runs that it was chosen from. left: by how much the judged runs end above the loss at the
+    arm's best rate, by the parabolas of its tuning seeds; nan if not known.
     """
 
     arm: str
@@ -255,7 +255,7 @@ class LearningRates:
     loss: list[Estimate | None]
     diverged: list[int]
     best: float
-    on_edge: bool
+    at_edge: list[float]
     sensitivity: float
     chosen: dict[int, float] = field(default_factory=dict)
     left: float = math.nan

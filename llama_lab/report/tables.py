@@ -475,7 +475,7 @@ def _learning_rates(result: Result) -> Table:
     for sweep in result.learning_rates:
         at_best = dict(zip(sweep.rates, sweep.loss, strict=True)).get(sweep.best)
         rates = ", ".join(map(fmt.learning_rate, sorted({*sweep.chosen.values()} or {sweep.best})))
-        best = rates + ("\nedge of the grid" if sweep.on_edge else "")
+        best = rates + ("\nedge of the grid" if sweep.at_edge else "")
         diverged = str(sum(sweep.diverged))
         rows.append(
             [sweep.arm, best, at_best.text if at_best else fmt.UNKNOWN, fmt.number(sweep.sensitivity, 4), diverged]

@@ -495,7 +495,7 @@ def test_each_arm_is_judged_at_its_best_learning_rate(tmp_path: Path) -> None:
     assert (arm(result, "base").learning_rates, arm(result, "arm").learning_rates) == ((2e-3,), (4e-3,))
     assert len(arm(result, "arm").records) == 3
     base, other = result.learning_rates
-    assert (base.best, base.on_edge, other.best, other.on_edge) == (2e-3, False, 4e-3, True)
+    assert (base.best, base.at_edge, other.best, other.at_edge) == (2e-3, [], 4e-3, [4e-3])
     assert other.rates == list(RATES)
     means = [np.mean(final_losses(tmp_path, f"base-lr={rate:g}")) for rate in RATES]
     assert [e.mean for e in base.loss if e] == pytest.approx(means)
@@ -514,7 +514,7 @@ def test_a_rate_at_which_a_seed_diverged_does_not_win_and_counts_as_a_model_of_f
     plant_end(tmp_path / "arm-lr=0.004/seed=1", "diverged", "nan", 5)
     result = analyse(study, tmp_path)
     grid = result.learning_rates[1]
-    assert (grid.best, grid.on_edge, grid.diverged, grid.loss[2].n) == (2e-3, False, [0, 0, 1], 2)
+    assert (grid.best, grid.at_edge, grid.diverged, grid.loss[2].n) == (2e-3, [], [0, 0, 1], 2)
     at_low, at_best = (np.mean(final_losses(tmp_path, f"arm-lr={rate:g}")) for rate in (1e-3, 2e-3))
     at_high = np.mean([6.268971992882659, *final_losses(tmp_path, "arm-lr=0.004", (2, 3))])
     assert grid.sensitivity == pytest.approx(np.mean([at_low, at_best, at_high]) - min(at_low, at_best, at_high))
@@ -538,7 +538,7 @@ def test_an_arm_that_diverged_at_every_rate_has_no_best_one(tmp_path: Path) -> N
     result = analyse(study, tmp_path)
     grid = result.learning_rates[1]
     assert math.isnan(grid.best)
-    assert (grid.loss, grid.diverged, grid.on_edge) == ([None, None], [2, 2], False)
+    assert (grid.loss, grid.diverged, grid.at_edge) == ([None, None], [2, 2], [])
     assert arm(result, "arm").learning_rates == (1e-3, 2e-3)
 
 

@@ -261,6 +261,14 @@ def test_a_best_rate_at_the_end_of_its_grid_is_reported(tmp_path: Path) -> None:
     assert "study.extend_rates=true" in warning
 
 
+def test_only_the_seeds_whose_best_rate_is_an_end_of_their_grid_are_reported(tmp_path: Path) -> None:
+    study = write_study(tmp_path, dict.fromkeys(ARMS, 0.0), **TUNED)
+    (one,) = (m for m in study.arms[1].tuning if (m.tunes, m.learning_rate) == (2, 4e-3))
+    plant_facts(tmp_path / one.folder, **{"val/loss": 1.0})
+    (warning,) = (w for w in analyse(study, tmp_path).warnings if w.startswith("Best at an end"))
+    assert "rmsnorm at 0.004 of 0.001 to 0.004;" in warning
+
+
 def test_an_arm_whose_tuning_has_not_begun_had_no_rates_chosen(tmp_path: Path) -> None:
     study = write_study(tmp_path, dict.fromkeys(ARMS, 0.0), **TUNED)
     for member in study.arms[1].members:

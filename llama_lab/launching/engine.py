@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -37,7 +38,7 @@ class QueuedRun:
         self.started_at = self._start_tick = 0.0
         self._output_start = 0
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """The run's folder, absolute."""
         return self.run.folder.path.absolute()

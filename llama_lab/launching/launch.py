@@ -30,7 +30,7 @@ from .engine import Engine, QueuedRun
 from .process import program
 from .progress import QueueDisplay, latest_metrics, queue_seconds_left, read_progress
 
-POLL_SECONDS = 0.02  # how long a free slot may go unnoticed
+POLL_SECONDS = 0.05  # how long a free slot may go unnoticed
 # Settings of the launching command that a run of its own does not have, and those that its hardware settles.
 LAUNCHING = re.compile(r"hydra[./](launcher|sweeper|sweep|mode)\b")
 PLACED = ("trainer.accelerator", "trainer.devices", "trainer.num_nodes")
@@ -108,16 +108,16 @@ class Queue:
     def _collect(self) -> None:
         """Print where runs have started, which may be more than once; print and store the results of ended ones."""
         for queued in list(self._running):
-            exit_status, title = self._engine.poll(queued), queued.run.title
+            exit_status = self._engine.poll(queued)
             if queued.place and self._reported.get(queued) != queued.started_at:
                 self._reported[queued] = queued.started_at
-                self._display.print_line(f"{title}: begins on {queued.place}")
+                self._display.print_line(f"{queued.run.title}: begins on {queued.place}")
             if exit_status is None:
                 continue
             self._running.remove(queued)
             self._worked += queued.seconds
             status, detail, error = queued.result(exit_status)
-            self._display.print_line(f"{title}: {status}, {detail}")
+            self._display.print_line(f"{queued.run.title}: {status}, {detail}")
             if status == "done":
                 self._durations.append(queued.seconds)
                 if queued.run.folder.metrics.exists():  # not of what measures speeds

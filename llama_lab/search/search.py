@@ -137,8 +137,11 @@ class Search:
         self.n_trials, self.n_jobs = self._wanted_trials(), self._batch_size()
         definition = [one for one in self.fixed if not belongs(override_key(one), ("name", *CHANGEABLE))]
         definition += [one.argument for one in self.space]
-        sampler = hydra.runtime.choices["hydra/sweeper/sampler"]  # of which each has its own order of trials
-        definition += [f"hydra/sweeper/sampler={sampler}", f"hydra.sweeper.seed={self.settings.seed}"]
+        parts = ("hydra/sweeper/sampler", "hydra/sweeper/pruner")  # of which each makes an order of trials of its own
+        definition += [f"{part}={hydra.runtime.choices[part]}" for part in parts]
+        settings = ("hydra.sweeper.sampler", "hydra.sweeper.pruner")
+        definition += [one for one in hydra.overrides.hydra if belongs(override_key(one), settings)]
+        definition += [f"hydra.sweeper.seed={self.settings.seed}"]
         pruner = instantiate(hydra.sweeper.pruner)
         self.study = open_study(self.folder, self.settings, pruner, definition, cfg.overwrite)
         ours = [o for o in hydra.overrides.hydra if not LAUNCHING.match(override_key(o))]

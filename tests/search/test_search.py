@@ -284,7 +284,8 @@ def test_a_search_needs_a_sweep_of_trainings(command: Command, evaluating: Comma
 def test_another_search_in_the_same_folder_is_refused(command: Command, tiny: list[str]) -> None:
     command(*tiny, *SEARCH, "model.n_heads=3", RATES, "hydra.sweeper.n_trials=1")
     others = ("train.tokens=4000", "hydra.sweeper.metric=val/bits_per_byte", "hydra/sweeper/sampler=qmc")
-    for other in (*others, "hydra.sweeper.seed=2"):
+    pruning = ("hydra/sweeper/pruner=none", "hydra.sweeper.sampler.n_startup_trials=1")
+    for other in (*others, *pruning, "hydra.sweeper.seed=2"):
         ran = command(*tiny, *SEARCH, "model.n_heads=3", RATES, other, "hydra.sweeper.n_trials=1")
         assert ran.code == 2
         assert ran.err.startswith(f"error: {other}: the search in runs/found has ")

@@ -3,10 +3,11 @@
 import argparse
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,7 +23,7 @@ from llama_lab.study.design.plan import Plan
 from llama_lab.util.errors import ConfigError
 from llama_lab.util.formatting import duration
 
-from .archive import beside, changed_arms, pack, rows_of, unpack
+from .archive import ENDED, beside, changed_arms, pack, rows_of, unpack
 from .book import Judged, write_pages
 from .claim import Claim, all_claims
 from .judging import judge, recompute, verdict
@@ -30,7 +31,8 @@ from .planning import changed_loss, is_of_other_data, plan_of, seconds, too_larg
 
 CLAIMS, PAGES, FRONT = Path("claims"), Path("docs/claims"), Path("README.md")
 DEVICES = ("cpu", "gpu")
-FREE = (*CHANGEABLE, "hydra/launcher", "hydra", "trainer", "study.measure_speed")  # keys that change no verdict
+# Keys that change no verdict, and neither where the results are.
+FREE = [*({*CHANGEABLE} - {"runs_dir"}), "hydra/launcher", "hydra", "trainer.compile", "study.measure_speed"]
 
 
 def main() -> None:
@@ -74,24 +76,32 @@ def run(claim: Claim, overrides: Sequence[str]) -> None:
     archive = archive_of(claim, device_here())
     name = f"claims-{claim.name}-{archive.stem}"
     folder = Path("runs") / name
-    options = ["--config-dir", claim.config_dir] if claim.config_dir else []
-    command = [sys.executable, "train.py", *options]
-    if claim.lacks_source and (code := subprocess.run([*command, *claim.source], check=False).returncode):
-        raise ConfigError(f"{claim.name}: its source ended with status {code}, see above; the same command goes on")
+    if claim.source:
+        train(claim, "source", claim.source)
     plan = plan_of(claim)
     if archive.exists():
         if problem := stale(claim, archive, plan):
-            raise ConfigError(f"{archive}: is stale, {problem}; delete it to run the claim again")
+            raise ConfigError(f"{archive}: is stale, {problem}; delete it and {folder} to run the claim again")
         unpack(archive, folder, claim.config_dir)
     if not any(one.startswith("hydra/launcher=") for one in overrides) and (large := too_large(plan)):
         raise ConfigError(f"{claim.name}: this device is too small for {large[0]} by the estimate; use another")
     try:
-        code = subprocess.run([*command, *claim.study, f"name={name}", *overrides], check=False).returncode
+        train(claim, "study", [*claim.study, f"name={name}", *overrides])
     finally:
         if (folder / FILE).exists():
             pack(folder, archive)
+
+
+def train(claim: Claim, what: str, words: Sequence[str]) -> None:
+    """Run `train.py`. Ctrl-C is left to it, which saves what trains. Raises ConfigError unless it ends well."""
+    options = ["--config-dir", claim.config_dir] if claim.config_dir else []
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        code = subprocess.run([sys.executable, "train.py", *options, *words], check=False).returncode
+    finally:
+        signal.signal(signal.SIGINT, before)
     if code:
-        raise ConfigError(f"{claim.name}: its study ended with status {code}, see above; the same command goes on")
+        raise ConfigError(f"{claim.name}: its {what} ended with status {code}, see above; the same command goes on")
 
 
 def devices(claim: Claim) -> tuple[str, ...]:
@@ -118,7 +128,7 @@ def judged(claim: Claim) -> list[Judged]:
             unpack(archive, folder, claim.config_dir)
             result = analyse(Study.load(folder), folder)
         verdicts = [(said, verdict(said, result)) for said in claim.statements]
-        rows = list(rows_of(archive))
+        rows = rows_of(archive)
         spent, dates = sum(row.get("summary.seconds", 0.0) for row in rows), sorted({row["date"] for row in rows})
         span = " to ".join(dict.fromkeys((dates[0], dates[-1])))
         found.append(Judged(archive.stem, verdicts, result, spent / 3600, span, stale(claim, archive)))
@@ -130,16 +140,19 @@ def judged(claim: Claim) -> list[Judged]:
 def stale(claim: Claim, archive: Path, plan: Plan | None = None) -> str:
     """Why the results of an archive are not those of the claim now; empty if they are. plan: to compare the data."""
     command = yaml.safe_load(beside(archive, FILE).read_text(encoding="utf-8"))["command"]
-    if new := bare(claim.study) - bare(shlex.split(command)):
-        return f"its study was run without {min(new)}"
+    ran = bare(word for word in shlex.split(command) if "=" in word and not word.startswith("name="))
+    for words, how in ((bare(claim.study) - ran, "without"), (ran - bare(claim.study), "with")):
+        if words:
+            return f"its study was run {how} {min(words)}"
     if changed := changed_arms(archive, claim.config_dir):
         return f"the settings of {', '.join(changed)} are others now"
     return "its results are of other data than is here" if plan and is_of_other_data(archive, plan) else ""
 
 
-def bare(words: Sequence[str]) -> set[str]:
+def bare(words: Iterable[str]) -> set[str]:
     """Overrides that decide results, without spaces and quotes."""
-    return {re.sub(r"[\s\"']", "", word) for word in words if not belongs(override_key(word), FREE)}
+    decisive = (word for word in words if not (word.startswith("trainer=") or belongs(override_key(word), FREE)))
+    return {re.sub(r"[\s\"']", "", word) for word in decisive}
 
 
 def state(claim: Claim, found: Sequence[Judged], check: bool) -> str:
@@ -152,6 +165,9 @@ def state(claim: Claim, found: Sequence[Judged], check: bool) -> str:
     for one in found:
         words = ", ".join(f"{n} {word}" for word, n in Counter(verdict.word for _, verdict in one.verdicts).items())
         parts.append(f"{one.device}, {one.hours:.1f} hours: {words}" if one.device else words)
+        judged_runs = [run for member, run in one.result.members if member.tunes is None] if one.result else []
+        if missing := sum(run.status not in ENDED for run in judged_runs):
+            parts.append(f"partial, {missing} of {len(judged_runs)} judged runs are missing")
         archive = archive_of(claim, one.device)
         problem = stale(claim, archive, plan) if one.device else ""
         if check and not problem and one.device == device_here():

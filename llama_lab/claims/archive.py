@@ -3,12 +3,13 @@
 import csv
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import date
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.api import composing
@@ -35,16 +36,13 @@ def pack(folder: Path, archive: Path) -> None:
     members = dict.fromkeys(member.folder for arm in Study.load(folder).arms for member in arm.members)
     kept = {row["run"]: row for row in rows_of(archive)} if archive.exists() else {}
     rows = [row for one in members if (row := kept.get(one) or row_of(folder, one))]
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+    if not rows:
+        return
+    cells = pd.DataFrame([{name: json.dumps(value) for name, value in row.items()} for row in rows]).fillna("-")
+    new = cells.mask(cells == cells.shift(), "")  # what a run has in common with the one above is left out
     archive.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(archive) as file, file.open("w", encoding="utf-8", newline="") as opened:
-        writer = csv.writer(opened, lineterminator="\n")
-        writer.writerow(columns)
-        above = [""] * len(columns)
-        for row in rows:  # what a run has in common with the one above is left out
-            cells = [json.dumps(row[name]) if name in row else "-" for name in columns]
-            writer.writerow("" if new == old else new for new, old in zip(cells, above, strict=True))
-            above = cells
+    with replacing(archive) as file:
+        new.to_csv(file, index=False, lineterminator="\n")
     for name in (FILE, StudySpeed.FILE):
         if (folder / name).exists():
             shutil.copyfile(folder / name, beside(archive, name))
@@ -106,21 +104,19 @@ def configs_of(runs: Sequence[Sequence[str]], config_dir: str | None) -> list[Di
 
 def changed_arms(archive: Path, config_dir: str | None = None) -> list[str]:
     """The arms of which a run would have other settings now."""
-    rows = [*rows_of(archive)]
+    rows = rows_of(archive)
     now = map(fingerprint, settings_of(rows, config_dir))
     changed = (row for row, config in zip(rows, now, strict=True) if config != row["config"])
     return [*dict.fromkeys(str(row["environment.arm"]) for row in changed)]
 
 
-def rows_of(archive: Path) -> Iterator[dict[str, Any]]:
+def rows_of(archive: Path) -> list[dict[str, Any]]:
     """The rows of an archive. Raises ConfigError for one that is damaged."""
     try:
-        with archive.open(encoding="utf-8", newline="") as file:
-            above: dict[str, str] = {}
-            for row in csv.DictReader(file):
-                above = {name: cell or above[name] for name, cell in row.items()}
-                yield {name: json.loads(cell) for name, cell in above.items() if cell != "-"}
-    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
+        cells = pd.read_csv(archive, dtype=str, keep_default_na=False)
+        rows = cells.mask(cells == "").ffill().to_dict("records")
+        return [{str(name): json.loads(cell) for name, cell in row.items() if cell != "-"} for row in rows]
+    except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"{archive}: is damaged, {error}; restore it") from error
 
 
@@ -136,7 +132,7 @@ def unpack(archive: Path, folder: Path, config_dir: str | None = None) -> None:
         if beside(archive, name).exists() and not (folder / name).exists():
             folder.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(beside(archive, name), folder / name)
-    rows = [*rows_of(archive)]
+    rows = rows_of(archive)
     for row, settings in zip(rows, settings_of(rows, config_dir), strict=True):
         path = folder / row["run"]
         if (path / Status.FILE).exists():

@@ -58,9 +58,9 @@ class Claim:
 
     name: str
     title: str
-    study: list[str]
-    statements: list[Statement]
-    figures: list[Figure]
+    study: list[str] = field(default_factory=list)
+    statements: list[Statement] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
     config_dir: str | None = None
     device: Literal["cpu", "gpu"] = "cpu"
     rules: str = ""
@@ -76,13 +76,12 @@ class Claim:
     def load(cls, file: Path) -> Self:
         """Read a claim. Raises ConfigError, in a line, for one that lacks a part."""
         try:
-            empty: dict[str, Any] = {"study": [], "statements": [], "figures": []}
-            given = yaml.safe_load(file.read_text(encoding="utf-8"))
-            written = empty | given
-            for kind, parts in ((cls, [given]), (Statement, written["statements"]), (Figure, written["figures"])):
+            given = yaml.safe_load(file.read_text(encoding="utf-8")) | {"name": file.stem}
+            listed = ((Statement, given.get("statements", [])), (Figure, given.get("figures", [])))
+            for kind, parts in ((cls, [given]), *listed):
                 if unknown := [key for part in parts for key in part if key not in kind.__annotations__]:
                     raise ValueError(f"{unknown[0]}: no such key; choose from {', '.join(kind.__annotations__)}")
-            claim = from_json(cls, written | {"name": file.stem})
+            claim = from_json(cls, given)
             said: list[Statement | Figure] = [*claim.statements, *claim.figures]
             if unsourced := [one.text for one in said if not one.source]:
                 raise ValueError(f"a statement has no source: {unsourced[0]}")

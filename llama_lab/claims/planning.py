@@ -75,7 +75,7 @@ def is_of_other_data(archive: Path, plan: Plan) -> bool:
 
 def changed_loss(archive: Path, config_dir: str | None) -> str:
     """How a loss in the first steps of an archive's first run has changed, run again; empty if none has."""
-    row = next(rows_of(archive))
+    row = rows_of(archive)[0]
     logged = {int(one["step"]): one["train/loss"] for one in curve(row) if "train/loss" in one}
     spans = [(start, end) for start, end in pairwise([0, *logged]) if start < FIRST]
     losses: list[float] = []

@@ -111,10 +111,10 @@ def test_an_archive_has_the_losses_of_longer_windows(study: Path, tmp_path: Path
 def test_an_archive_keeps_the_runs_of_another_machine(study: Path, tmp_path: Path) -> None:
     archive = tmp_path / "cpu.csv"
     pack(study, archive)
-    before = [*rows_of(archive)]
+    before = rows_of(archive)
     shutil.rmtree(study / before[0]["run"])
     pack(study, archive)
-    assert [*rows_of(archive)] == before
+    assert rows_of(archive) == before
 
 
 def test_a_damaged_archive_is_named(study: Path, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_damaged_archive_is_named(study: Path, tmp_path: Path) -> None:
     pack(study, archive)
     archive.write_text(archive.read_text().replace('"done"', '"do', 1))
     with pytest.raises(ConfigError, match=r"cpu.csv: is damaged"):
-        [*rows_of(archive)]
+        rows_of(archive)
 
 
 def test_settings_that_have_changed_make_an_arm_stale(study: Path, tmp_path: Path) -> None:
@@ -137,20 +137,24 @@ def test_settings_that_have_changed_make_an_arm_stale(study: Path, tmp_path: Pat
 def test_a_claim_that_has_changed_is_stale(study: Path, tmp_path: Path) -> None:
     pack(study, archive := tmp_path / "cpu.csv")
     file = tmp_path / "cpu.study.yaml"
-    file.write_text(file.read_text().replace("command: ", f"command: {shlex.join(TINY.study)} "))
+    ran = yaml.safe_load(file.read_text()) | {"command": shlex.join(["python", "train.py", *TINY.study, "name=tiny"])}
+    file.write_text(yaml.safe_dump(ran))
     assert "was run without" not in command.stale(replace(TINY, study=[*TINY.study, "logger=all"]), archive)
     longer = replace(TINY, study=[*TINY.study[:-2], "train.tokens=9e4"])
     assert command.stale(longer, archive) == "its study was run without train.tokens=9e4"
+    unset = replace(TINY, study=[one for one in TINY.study if one != "train.tokens=7680"])
+    assert command.stale(unset, archive) == "its study was run with train.tokens=7680"
 
 
-def test_an_override_that_decides_results_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("word", ["model.dropout=0.1", "trainer.precision=bf16-true", "runs_dir=other", "name=mine"])
+def test_an_override_that_decides_results_or_where_they_are_is_refused(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(TOP)
-    monkeypatch.setattr(sys, "argv", ["claims", "norms", "hydra/launcher=slurm", "model.dropout=0.1"])
+    monkeypatch.setattr(sys, "argv", ["claims", "norms", "hydra/launcher=slurm", "trainer=cpu", word])
     with pytest.raises(SystemExit):
         command.main()
-    assert "model.dropout=0.1: is for the claim to say" in capsys.readouterr().err
+    assert f"{word}: is for the claim to say" in capsys.readouterr().err
 
 
 ALL = all_claims(TOP / "claims")
@@ -175,7 +179,7 @@ def test_a_page_is_made_from_what_is_committed(name: str, monkeypatch: pytest.Mo
     for archive in Path("claims", name).glob("*.csv"):
         assert re.search(rf"## On a {archive.stem.upper()}\n", page)
         assert re.search(r"^.+, \d{4}-\d\d-\d\d.*, [\d.]+ hours of training(; intervals .+)?\.$", page, re.M)
-        assert next(rows_of(archive))["environment.cpu"] in page
+        assert rows_of(archive)[0]["environment.cpu"] in page
         arms = {row["environment.arm"] for row in rows_of(archive)}
         has_judged_runs = any("-lr=" not in arm for arm in arms)  # and not for tuning alone
         assert (f"{name}-{archive.stem}.svg" in made) == has_judged_runs
@@ -251,7 +255,7 @@ def test_a_claim_for_a_gpu_is_left_out_on_a_cpu(
 def test_runs_of_an_arm_are_composed_once(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "cpu.csv"
     pack(study, archive)
-    rows, composed, compose = [*rows_of(archive)], [], Composer.compose
+    rows, composed, compose = rows_of(archive), [], Composer.compose
     monkeypatch.setattr(Composer, "compose", lambda *given: composed.append(given) or compose(*given))
     overrides = [row["overrides"] for row in rows]
     assert configs_of(overrides, None) == [load_config(given) for given in overrides]
@@ -279,20 +283,20 @@ def ran(preloaded: PreloadedPython, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.mark.process
 def test_a_killed_claim_goes_on_to_the_same_numbers_where_there_is_only_the_csv(trained: Path) -> None:
-    whole = [*rows_of(trained)]
+    whole = rows_of(trained)
     assert len(whole) == 4
     lines = trained.read_text().splitlines(keepends=True)
     trained.write_text("".join(lines[:3]))  # two runs have ended
     shutil.rmtree("runs")
     command.run(TINY, [])
-    again = [*rows_of(trained)]
+    again = rows_of(trained)
     assert [row["summary.val/loss"] for row in again] == [row["summary.val/loss"] for row in whole]
     assert len([*Path("runs").rglob("last.ckpt")]) == 2, "the others were not trained again"
 
 
 @pytest.mark.process
 def test_what_has_ended_is_kept_at_ctrl_c(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = [*rows_of(trained)]
+    whole = rows_of(trained)
     shutil.rmtree(trained.parent)
     shutil.rmtree(Path("runs/claims-tiny-cpu", whole[-1]["run"]))
 
@@ -302,23 +306,37 @@ def test_what_has_ended_is_kept_at_ctrl_c(trained: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(command.subprocess, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         command.run(TINY, [])
-    assert [*rows_of(trained)] == whole[:-1]
+    assert rows_of(trained) == whole[:-1]
+
+
+def test_ctrl_c_is_left_to_the_study_which_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(
+        "import os, pathlib, signal, sys, time\n"
+        "os.kill(os.getppid(), signal.SIGINT)\n"  # a terminal sends it to both
+        "time.sleep(1)\n"
+        "pathlib.Path('saved').touch()\n"
+        "sys.exit(130)\n"
+    )
+    with pytest.raises(ConfigError, match=r"^tiny: its study ended with status 130, see above; the same command"):
+        command.train(TINY, "study", [])
+    assert Path("saved").exists()
 
 
 @pytest.mark.process
 def test_results_of_other_data_are_refused(trained: Path) -> None:
     plan = plan_of(TINY)
     assert command.stale(TINY, trained, plan) == ""
-    trained.write_text(trained.read_text().replace(next(rows_of(trained))["environment.data_hash"], "0" * 32))
+    trained.write_text(trained.read_text().replace(rows_of(trained)[0]["environment.data_hash"], "0" * 32))
     assert command.stale(TINY, trained, plan) == "its results are of other data than is here"
-    with pytest.raises(ConfigError, match=r"cpu.csv: is stale, its results are of other data than is here; delete it"):
+    with pytest.raises(ConfigError, match=r"is here; delete it and runs/claims-tiny-cpu to run"):
         command.run(TINY, [])
 
 
 @pytest.mark.process
 def test_losses_of_the_first_steps_that_have_changed_make_it_stale(trained: Path) -> None:
     assert changed_loss(trained, None) == ""
-    loss = next(str(row["train/loss"]) for row in curve(next(rows_of(trained))) if row["step"] == 6)
+    loss = next(str(row["train/loss"]) for row in curve(rows_of(trained)[0]) if row["step"] == 6)
     trained.write_text(trained.read_text().replace(loss, f"{1.01 * float(loss)}"))
     found = changed_loss(trained, None)
     assert found == f"its loss was {1.01 * float(loss):.4f} at step 6, and is {float(loss):.4f} now"
@@ -332,7 +350,7 @@ def test_a_claim_may_start_from_a_run_that_is_trained_first(trained: Path) -> No
     claim = replace(TINY, name="changed", study=[*TINY.study, *start], source=source)
     assert "would take" not in command.state(claim, [], check=False)
     command.run(claim, [])
-    rows = [*rows_of(command.archive_of(claim, "cpu"))]
+    rows = rows_of(command.archive_of(claim, "cpu"))
     assert {row["environment.init_hash"] for row in rows} != {""}
     assert changed_arms(command.archive_of(claim, "cpu")) == []
     shutil.rmtree("runs")

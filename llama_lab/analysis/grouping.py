@@ -10,7 +10,7 @@ from llama_lab.runs.record import Record, every_run, read_record
 from llama_lab.runs.study import FILE, Arm, Member, Study
 from llama_lab.util.errors import ConfigError, suggestion
 
-from .settings import RATE
+from .settings import RATE, text_of
 
 
 def is_study(paths: Sequence[Path], group_by: Sequence[str]) -> bool:
@@ -48,7 +48,7 @@ def combine(paths: Sequence[Path], group_by: Sequence[str]) -> Study:
         for key in group_by:
             if key not in known:
                 raise ConfigError(f"--group-by {key}: {record.path} has no such setting{suggestion(key, known)}")
-        levels = tuple({key: str(known[key]) for key in group_by}.items()) or (("arm", label),)
+        levels = tuple({key: text_of(known, key) for key in group_by}.items()) or (("arm", label),)
         groups.setdefault(levels, []).append(record)
     arms = []
     for levels, members in groups.items():

@@ -73,6 +73,12 @@ def test_runs_are_grouped_by_any_key_against_any_baseline(compare: Command, swep
     assert rmsnorm["to_baseline_nats_mean"] == ""
 
 
+def test_equal_numbers_are_one_group_however_they_were_typed(compare: Command, tmp_path: Path) -> None:
+    for seed, tokens in enumerate((2_000_000, 2e6)):
+        write_run(tmp_path / f"seed={seed}", "base", seed, BASE_LOSS, config={"train.tokens": tokens})
+    assert {*rows(compare(tmp_path, "--group-by", "train.tokens").cwd / "comparison")} == {"train.tokens=2000000"}
+
+
 def test_a_study_alone_is_reported_on_where_it_is(compare: Command, run_train: RunTrain, tiny: list[str]) -> None:
     ladder = ("study=ladder", "study.learning_rates=null", "study.axes=[norm]", "study.seeds=[1,2]", "name=climb")
     ran = run_train(*tiny, *ladder, "train.tokens=5120", "study.measure_speed=false")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from llama_lab.util.formatting import conjoin, count, decimals, number, p_value, seed_range, with_interval
 
-from .result import Comparison, Finding, Result, common_losses
+from .result import BITS, Comparison, Finding, Result, common_losses
 from .scaling_gains import scaling_sentences
 from .sentences import divergence
 from .statistics import Effect, term_name
@@ -13,7 +13,6 @@ MOST_NAMED = 3  # arms in the verdict
 MOST_LIMITS = 3  # excluded changes in one sentence
 VERBS = {"lower": "lowered", "higher": "raised"}  # by verdict
 NOTHING = "Nothing can be concluded from one seed."
-UNCOMPARED = "Nothing can be compared: no arm shares a finished seed with what it is compared with."
 
 
 def answer(result: Result) -> tuple[str, tuple[str, ...]]:
@@ -35,7 +34,8 @@ def _of_comparisons(result: Result) -> tuple[str, tuple[str, ...]]:
     final = _first_to_last(result) if study.is_chain else _lowest(result)
     at_longest = _at_longest(result)
     if not compared:
-        return UNCOMPARED, (*diverged, UNCOMPARED, *at_longest)
+        uncompared = f"Nothing can be compared: {_obstacle(result)}."
+        return uncompared, (*diverged, uncompared, *at_longest)
     if max(comparison.change.n for comparison in compared) == 1:
         return NOTHING, (*diverged, NOTHING, *(final if study.is_chain else ()), *at_longest)
     findings: Sequence[Finding] = compared
@@ -56,6 +56,15 @@ def _of_comparisons(result: Result) -> tuple[str, tuple[str, ...]]:
         *([f"Significance is at 5%, by {result.tests}; the intervals are those of these tests."] * is_tested),
         *at_longest,
     )
+
+
+def _obstacle(result: Result) -> str:
+    """Why no two arms can be compared."""
+    if len(result.arms) == 1:
+        return "there is one arm"
+    if result.metric == BITS and any(arm.loss and not arm.bits for arm in result.arms):
+        return "their losses are of different texts or tokenizers, and not all have bits per byte"
+    return "no arm shares a finished seed with what it is compared with"
 
 
 def _name(found: Finding) -> str:

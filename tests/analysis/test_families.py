@@ -177,6 +177,12 @@ def test_losses_that_have_no_bits_are_compared_in_nats(tmp_path: Path) -> None:
 def test_and_not_at_all_where_tokenizers_differ(tmp_path: Path) -> None:
     result = without_bits(tmp_path, facts={"encoder_decoder": {"tokenizer_hash": "1" * 32}})
     assert [arm.to_baseline for arm in result.arms] == [None, None, None]
+    assert result.verdict.endswith("their losses are of different texts or tokenizers, and not all have bits per byte.")
+
+
+def test_nor_without_another_arm(tmp_path: Path) -> None:
+    result = analyse(write_study(tmp_path, {"alone": 0.0}), tmp_path)
+    assert result.verdict == "Nothing can be compared: there is one arm."
 
 
 @pytest.mark.parametrize("metric", ["val/second_half_loss", "val/loss"])

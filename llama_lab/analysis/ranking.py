@@ -106,8 +106,9 @@ def _untested(arm: ArmResult) -> str:
 
 def _better(costs: pd.DataFrame) -> Pairs | None:
     """The significant pairs of columns, (rounds or seeds, arms), lower ones being better; None without any noise."""
-    pairs, scale = list(combinations(costs, 2)), np.abs(costs.to_numpy()).max(initial=0)
-    if not all(describe((costs[a] - costs[b]).to_numpy(), scale).sd > 0 for a, b in pairs):
+    scale = np.abs(costs.to_numpy()).max(initial=0)
+    pairs = [(a, b) for a, b in combinations(costs, 2) if describe((costs[a] - costs[b]).to_numpy(), scale).sd > 0]
+    if len(costs.columns) > 1 and not pairs:
         return None
     tests = zip(pairs, judge_pairs(costs, pairs), strict=True)
     return {(a, b) if test.mean < 0 else (b, a) for (a, b), test in tests if test.significant}

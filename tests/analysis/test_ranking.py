@@ -1,5 +1,6 @@
 """Ranks by each quantity, worked out by hand or by SciPy, and the guide's words for what the evidence carries."""
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -108,6 +109,16 @@ def test_two_arms_are_ranked_as_by_a_paired_t_test_of_their_logarithms(tmp_path:
         value = found.standing("one").value
         assert (value.low, value.high) == pytest.approx((np.exp(low), np.exp(high)))
     assert 5 < sum(decided) < 35
+
+
+def test_two_identical_arms_share_their_ranks_and_leave_the_others_theirs(tmp_path: Path) -> None:
+    folder = recipes(tmp_path, {"gpt2": 0.0, "llama": -0.5, "copy": -0.5, "bloom": 0.3})
+    for seed in (1, 2, 3):
+        for name in ("summary.json", "metrics.csv", "eval.json"):
+            shutil.copy(folder / f"llama/seed={seed}" / name, folder / f"copy/seed={seed}")
+    found = read(folder)
+    assert ranks(found, "longest") == {"gpt2": (3, 3), "llama": (1, 2), "copy": (1, 2), "bloom": (4, 4)}
+    assert ranks(found, "longest") == ranks(found, "loss")
 
 
 def test_where_nothing_differs_nothing_is_chosen(tmp_path: Path) -> None:

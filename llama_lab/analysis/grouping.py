@@ -25,6 +25,8 @@ def compared(paths: Sequence[Path], group_by: Sequence[str], baseline: str | Non
     if baseline is not None and baseline not in names:
         options = f"no such arm{suggestion(baseline, names)}; choose {' | '.join(names)}"
         raise ConfigError(f"--baseline {baseline}: {options}")
+    if baseline is not None and study.is_scaling:
+        raise ConfigError(f"--baseline {baseline}: a scaling study compares each option with the first; leave it out")
     return replace(
         study,
         arms=tuple(arm.below(paths[0].absolute()) for arm in study.arms),

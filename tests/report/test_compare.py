@@ -154,6 +154,13 @@ def test_a_study_that_was_moved_is_still_found(compare: Command, studied: Path) 
     assert compare("moved").code == 0
 
 
+def test_a_scaling_study_keeps_its_reference(compare: Command, studied: Path) -> None:
+    replace(Study.load(studied), design="scaling").save(studied)
+    ran = compare(studied, "--baseline", "+rmsnorm")
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert "error: --baseline +rmsnorm: a scaling study compares each option with the first" in ran.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,7 +1,6 @@
 """The learning rates that an arm was trained at, and the best of them."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -51,18 +50,17 @@ def learning_rates(arm: str, runs: pd.DataFrame) -> LearningRates:
         at_edge=at_edge if tuned else [rate for rate in (rates[0], rates[-1]) if rate == best],
         sensitivity=_sensitivity(ended),
         chosen={seed: chosen_rate(losses) for seed, losses in tuned.items()},
-        left=_left(runs, list(filter(None, map(fitted_optimum, tuned.values())))),
+        left=_left(judged_runs(runs), ended),
     )
 
 
-def _left(runs: pd.DataFrame, optima: Sequence[tuple[float, float]]) -> float:
-    """See LearningRates; nan for fewer than two optima, of which the mean is taken for the arm's own."""
-    judged = [rate for record in runs[runs["tunes"].isna()]["record"] if (rate := record.config.get(RATE))]
-    if len(optima) < 2 or not judged:
-        return math.nan
-    place, curvature = np.mean(optima, axis=0)
-    distance = np.mean((np.log(judged) - place) ** 2) * len(optima) / (len(optima) - 1)
-    return float(curvature * distance)
+def _left(judged: pd.DataFrame, ended: pd.DataFrame) -> float:
+    """See LearningRates; nan for fewer than two judged runs, or if the mean over tuning seeds has no optimum."""
+    rates = [rate for record in judged["record"] if (rate := record.config.get(RATE))]
+    # The rate that is best by luck has steep sides: curvatures of single seeds are too high
+    shared = ended.pivot_table("loss", "tunes", "rate").dropna(axis="columns").mean()
+    optimum = fitted_optimum(dict(shared)) if len(rates) > 1 and len(shared) else None
+    return math.nan if optimum is None else float(optimum[1] * np.var(np.log(np.divide(rates, rates[0])), ddof=1))
 
 
 def _sensitivity(ended: pd.DataFrame) -> float:

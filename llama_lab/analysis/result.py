@@ -247,7 +247,8 @@ class LearningRates:
     entropy of token frequencies (Wortsman et al. 2023, section 2.2, who cap all losses at that of initialization).
     chosen: the rate that each judged seed's own tuning runs choose; empty without tuning runs, when the rate with the
     best mean is judged on the runs that it was chosen from. left: by how much the judged runs end above the loss at the
-    arm's best rate, by the parabolas of its tuning seeds; nan if not known.
+    arm's best rate, by the curvature of the mean loss of its tuning seeds and the spread of the judged rates; nan if
+    not known.
     """
 
     arm: str

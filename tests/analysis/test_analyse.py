@@ -508,6 +508,20 @@ def test_each_arm_is_judged_at_its_best_learning_rate(tmp_path: Path) -> None:
         assert caption.endswith(expected) == is_of_tuning
 
 
+def test_what_chosen_rates_leave_is_by_the_curvature_of_the_mean_over_tuning_seeds(tmp_path: Path) -> None:
+    """One tuning seed each is lucky beside the optimum, where its own curve is steep; a third one makes up for it."""
+    rates = (5e-4, *RATES, 8e-3)
+    study = write_study(tmp_path, {"arm": 0.0}, rates=rates, tuned=True)
+    for seed, luck in ((1, {"0.001": -0.3}), (2, {"0.004": -0.3}), (3, {"0.001": 0.3, "0.004": 0.3})):
+        plant_config(tmp_path / f"arm/seed={seed}", optim__lr=rates[seed])
+        for rate, change in luck.items():
+            (loss,) = final_losses(tmp_path, f"arm-lr={rate}", (1000 + seed,))
+            plant_facts(tmp_path / f"arm-lr={rate}/seed={1000 + seed}", **{"val/loss": loss + change})
+    result = analyse(study, tmp_path)
+    assert result.learning_rates[0].left == pytest.approx(0.1 * math.log(2) ** 2, rel=1e-3)
+    assert "the judged runs of arm end 0.048 nats per token above the loss at its best rate" in result.notes[-1]
+
+
 def test_a_rate_at_which_a_seed_diverged_does_not_win_and_counts_as_a_model_of_frequencies(tmp_path: Path) -> None:
     arms, best = {"base": 0.0, "arm": 0.0}, {"arm": 4e-3}
     study = write_study(tmp_path, arms, rates=RATES, best_rates=best, design="learning_rate")

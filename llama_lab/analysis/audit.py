@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from llama_lab.config.components import TARGET, build, build_model
+from llama_lab.config.components import build, build_model
 from llama_lab.config.grammar import escape
-from llama_lab.config.schema import option_file
 from llama_lab.config.trust import Trust, with_text
 from llama_lab.drawing.anatomy import Anatomy, anatomy
 from llama_lab.model import Cost
@@ -28,7 +27,7 @@ from llama_lab.util.formatting import enumerate_some, number, three_digits
 from .environments import is_resumed
 from .result import Result
 from .sentences import MOST_KEYS, by_value, faults_in, listing, named, run_name
-from .settings import FFN, INIT, RATE
+from .settings import INIT, RATE
 
 MOST_UNEQUAL = 1.5  # fastest over slowest run of an arm
 MOST_ASIDE = 3.0  # largest over smallest ratio of tokens to positions
@@ -158,9 +157,6 @@ def _faults(run: Record, trust: Trust) -> dict[str, bool]:
     nats_per_bit = log(2) * environment.bytes_per_token
     in_both = [row for row in rows if nats_per_bit and "val/bits_per_byte" in row and "val/loss" in row]
     facts, at_trained = Summary.load(run.path), run.evaluation.lengths[0].loss if run.evaluation.lengths else None
-    targets = TARGET.findall((run.path / RESOLVED).read_text(encoding="utf-8"))
-    left_out = {"ffn": FFN, "family": "objective._target_"}  # by a block; by an objective with a model of its own
-    built = [_built_by(*chosen) for chosen in environment.choices.items() if left_out.get(chosen[0]) not in run.config]
     return {
         "A loss is not a positive number": any(not 0 < run.summary.get(key, 1) < inf for key in LOSSES),
         "metrics.csv lacks rows": _lacks_rows(run),
@@ -186,7 +182,6 @@ def _faults(run: Record, trust: Trust) -> dict[str, bool]:
             bool(run.config.get(INIT)) != bool(environment.init_hash)
             or bool(run.start and run.start.hash != environment.init_hash)
         ),
-        "The options on record are not those of the config": any(target not in targets for target in built if target),
     }
 
 
@@ -218,14 +213,6 @@ def _has_other_rates(run: Record, trust: Trust) -> bool:
     schedule, last, peak = build(DictConfig(stored), "schedule"), int(run.summary["step"]), run.config[RATE]
     rates = {int(row["step"]): row["optim/lr"] for row in run.metrics if "optim/lr" in row}
     return any(not isclose(rate, peak * schedule(step, last), rel_tol=1e-6) for step, rate in rates.items())
-
-
-@lru_cache(maxsize=256)
-def _built_by(group: str, option: str) -> str | None:
-    """What a packaged option builds; None for one that builds nothing, or is the user's own."""
-    file = option_file(group, option)
-    target = TARGET.search(file.read_text(encoding="utf-8")) if file.exists() else None
-    return target[1] if target else None
 
 
 def unlike_positions(result: Result) -> Iterator[str]:

@@ -185,7 +185,7 @@ class RunMetadata(JsonRecord):
     arm: str = recorded("", free="the study names its arms")
     label: str = recorded("", free="of its arm")
     seed: int = recorded(0, checked="is the one that the study lists")
-    choices: dict[str, str] = recorded({}, checked="are equal within an arm, and those of its config")
+    choices: dict[str, str] = recorded({}, free="the settings that they make are compared")
     device: str = compared("", ROUNDING)
     devices: int = compared(1, f"{ROUNDING}, with shards in bf16 more so")
     sharded: bool = recorded(False, checked="is compared with the number of devices")

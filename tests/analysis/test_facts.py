@@ -45,7 +45,6 @@ FAULTS: dict[str, Any] = {
 # What a report says of a fact that it does not compare as it is.
 SAID = {
     "seed": "seed=7 instead of 2 in rmsnorm",
-    "choices": "The options on record are not those of the config",
     "sharded": "2 shards",
     "init_hash": "init_from and the hash of the initial weights do not agree",
     "token_to_position_ratio": "Tokens over positions are",

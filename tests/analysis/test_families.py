@@ -149,12 +149,6 @@ def test_unlike_targets_are_not_compared(tmp_path: Path, monkeypatch: pytest.Mon
         assert result.rankings == ()
 
 
-def test_the_runs_of_an_objective_have_the_options_on_record(tmp_path: Path) -> None:
-    """Though the objective chooses the model, not the family."""
-    study = written(tmp_path, facts={"prefix_decoder": {"choices": {"family": "decoder", "objective": "prefix"}}})
-    assert not any("options on record" in one for one in analyse(study, tmp_path).warnings)
-
-
 def without_bits(folder: Path, **settings: Any) -> Result:
     """The analysis of a study whose runs log no bits per byte, as of spans."""
     study = write_study(folder, LOSSES, axes=AXES, **settings)

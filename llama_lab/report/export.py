@@ -1,7 +1,7 @@
 """Export of a study for a paper: figures, tables and runs in one folder."""
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -42,7 +42,7 @@ def check_export(folder: Path, overwrite: bool) -> None:
 
 
 def write_export(result: Result, folder: Path, overwrite: bool = False) -> None:
-    """Write an export, replacing `folder` atomically, and print its files. Raises ConfigError; see `check_export`."""
+    """Write an export, replacing `folder` atomically, and print its size. Raises ConfigError; see `check_export`."""
     check_export(folder, overwrite)
     with report_disk_errors(f"--export {folder}"), _replacing(folder) as fresh:
         write_runs(result, fresh / "runs.csv")
@@ -55,9 +55,7 @@ def write_export(result: Result, folder: Path, overwrite: bool = False) -> None:
             write_table(table, slug, fresh / TABLES)
         written = sorted(_files(fresh))
         _write(fresh / CONTENTS, "".join(f"{name}\n" for name in written))
-    print(f"exported to {folder}:")
-    for line in _listed(written):
-        print(f"  {line}")
+    print(f"exported {len(written)} files to {folder}, which {CONTENTS} lists")
 
 
 def write_table(table: Table, slug: str, folder: Path) -> None:
@@ -118,17 +116,6 @@ def _write(path: Path, text: str) -> None:
 def _files(folder: Path) -> set[str]:
     """The relative paths of all files below a folder."""
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
-
-
-def _listed(files: Iterable[str]) -> Iterator[str]:
-    """The files in a few lines, with those that differ only in their suffix together."""
-    together: dict[str, dict[str, list[str]]] = {}
-    for file in map(Path, files):
-        together.setdefault(file.parent.as_posix(), {}).setdefault(file.stem, []).append(file.suffix)
-    for folder, stems in together.items():
-        names = ", ".join(f"{stem}{'|'.join(endings) if folder == '.' else ''}" for stem, endings in stems.items())
-        endings = dict.fromkeys(ending for found in stems.values() for ending in found)
-        yield names if folder == "." else f"{folder}/ ({', '.join(endings)}): {names}"
 
 
 @contextmanager

@@ -280,8 +280,7 @@ def test_the_command_exports_a_study_and_says_what_it_wrote(in_process: Callable
     listed = (ran.cwd / "paper" / CONTENTS).read_text().splitlines()
     assert {"runs.csv", "curves.csv", "summary.csv"} <= set(listed)
     assert all((ran.cwd / "paper" / name).is_file() for name in listed)
-    assert "exported to paper:" in ran.out
-    assert "tables/ (.csv, .md, .tex): arms, " in ran.out
+    assert f"exported {len(listed)} files to paper, which {CONTENTS} lists" in ran.out
     again = in_process(compare_command, "llama-lab-compare", str(folder), "--export", "paper", "--overwrite")
     assert (again.code, again.err) == (0, "")
 

@@ -199,12 +199,13 @@ def scale(points: Mapping[str, Sequence[Point]]) -> Scaling:
         why = next(f"{option} has {lack[option]}" for option in points if lack[option])
     else:
         rng = np.random.default_rng(0)
-        gains = dict(zip(fitted, fit_gains(points[reference], [points[option] for option in fitted], rng), strict=True))
-        laws = {option: fit_law(points[option], rng) for option in points if not lack[option]}
-        loose = laws[reference].loose
+        base = fit_law(points[reference], rng)
+        if not (loose := base.loose):
+            known = fit_gains(base, points[reference], [points[option] for option in fitted], rng)
+            gains = dict(zip(fitted, known, strict=True))
+        laws = {reference: base} | {option: fit_law(points[option], rng) for option in fitted}
     found = (
-        Scaled(option, tuple(own), laws.get(option), None if loose else gains.get(option), lack[option])
-        for option, own in points.items()
+        Scaled(option, tuple(own), laws.get(option), gains.get(option), lack[option]) for option, own in points.items()
     )
     return Scaling(tuple(found), why, loose)
 
@@ -238,21 +239,20 @@ def fit_law(points: Sequence[Point], rng: np.random.Generator, draws: int = DRAW
 
 
 def fit_gains(
-    reference: Sequence[Point], others: Sequence[Sequence[Point]], rng: np.random.Generator, draws: int = DRAWS
+    base: Law, reference: Sequence[Point], others: Sequence[Sequence[Point]], rng: np.random.Generator
 ) -> list[Gains]:
     """The gains of the other options, each by a law of its own; their intervals hold for all of them together.
 
-    reference: enough points for a law, see `reason_not_fittable`. others: the points of each option; those without a
-    point of the reference at the same size, budget and seed do not count.
+    base: the law of the reference. others: the points of each option; those without a point of the reference at the
+    same size, budget and seed do not count.
     """
-    base = fit_law(reference, rng, draws)
     return [_gains(base, reference, points, LEVEL / len(others), rng) for points in others]
 
 
 def _gains(
     base: Law, reference: Sequence[Point], points: Sequence[Point], level: float, rng: np.random.Generator
 ) -> Gains:
-    """The gains of one option; `base` is the law of the reference.
+    """The gains of one option.
 
     The option's law is fitted to that of the reference plus the paired differences, so that what both have in common,
     of seeds or of a law that does not fit, cancels.

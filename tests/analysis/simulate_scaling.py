@@ -104,7 +104,8 @@ def held(condition: Condition, seed: int, draws: int) -> dict[str, float]:
     """Whether each interval of one study holds the truth; of the points the fraction that do."""
     random = np.random.default_rng(seed)
     reference, option = draw(condition, random)
-    fitted, (gains,) = fit_law(reference, random, draws), fit_gains(reference, [option], random, draws)
+    fitted = fit_law(reference, random, draws)
+    (gains,) = fit_gains(fit_law(reference, random, draws), reference, [option], random)  # its own
     gamma = LAW["alpha"] * LAW["beta"] / (LAW["alpha"] + LAW["beta"])
     truths = {name: LAW.get(name, gamma) for name in COLUMNS[:4]}
     found = {name: fitted.estimate(name) for name in truths}

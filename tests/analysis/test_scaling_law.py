@@ -1,13 +1,14 @@
 """Scaling laws and compute-equivalent gains, against SciPy and laws that are known."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.optimize import curve_fit, least_squares
 
-from llama_lab.analysis.scaling_law import HUBER, Point, Scaling, fit_gains, fit_law, reason_not_fittable, scale
+from llama_lab.analysis.scaling_law import HUBER, Gains, Point, Scaling, fit_gains, fit_law, reason_not_fittable, scale
 from tests.analysis.simulate_scaling import CONDITIONS, LAW, Condition, coverage, draw, true_gain
 
 NOISELESS = Condition("no noise", noise=1e-7)
@@ -20,6 +21,11 @@ def points(condition: Condition, seed: int = 0) -> tuple[list[Point], list[Point
 
 def random() -> np.random.Generator:
     return np.random.default_rng(0)
+
+
+def gains_of(reference: Sequence[Point], others: Sequence[Sequence[Point]], draws: int) -> list[Gains]:
+    generator = random()
+    return fit_gains(fit_law(reference, generator, draws), reference, others, generator)
 
 
 def test_a_law_without_noise_is_found() -> None:
@@ -63,7 +69,7 @@ def test_an_interval_is_as_wide_as_that_of_scipys_least_squares() -> None:
 
 def test_an_option_that_is_the_reference_has_a_gain_of_exactly_one() -> None:
     reference, _ = points(CONDITIONS[3])
-    (gains,) = fit_gains(reference, [reference], random(), draws=50)
+    (gains,) = gains_of(reference, [reference], draws=50)
     assert [gain.alone.mean for gain in gains.every] == pytest.approx([1.0] * 12, abs=1e-6)
     assert gains.growth.mean == pytest.approx(1.0, abs=1e-6)
     assert gains.trend == "holds"
@@ -72,7 +78,7 @@ def test_an_option_that_is_the_reference_has_a_gain_of_exactly_one() -> None:
 def test_a_gain_and_its_growth_are_found() -> None:
     condition = replace(NOISELESS, gain=1.4, growth=1.2)
     reference, option = points(condition)
-    (gains,) = fit_gains(reference, [option], random(), draws=50)
+    (gains,) = gains_of(reference, [option], draws=50)
     truth = [true_gain(condition, gain.point.params, gain.point.tokens) for gain in gains.every]
     assert [gain.alone.mean for gain in gains.every] == pytest.approx(truth, rel=0.01)
     assert [gain.line.mean for gain in gains.every] == pytest.approx(truth, rel=0.01)
@@ -83,7 +89,7 @@ def test_the_compute_that_an_option_needs_beyond_the_reference_lowers_its_gain()
     condition = replace(NOISELESS, gain=1.4)
     reference, option = points(condition)
     dear = [replace(point, flops=2 * point.flops) for point in option]  # per token, as a longer window needs
-    (gains,) = fit_gains(reference, [dear], random(), draws=50)
+    (gains,) = gains_of(reference, [dear], draws=50)
     for found in (found for gain in gains.every for found in (gain.alone, gain.line)):
         assert found.mean == pytest.approx(1.4 / 2, rel=0.01)
         assert found.low < 1.4 / 2 < found.high
@@ -92,20 +98,20 @@ def test_the_compute_that_an_option_needs_beyond_the_reference_lowers_its_gain()
 def test_a_gain_is_given_only_where_the_reference_reached_the_loss() -> None:
     better, worse = (replace(NOISELESS, gain=gain) for gain in (1.4, 0.7))
     for condition, outside in ((better, "6.4e+07"), (worse, "1e+06")):
-        (gains,) = fit_gains(points(condition)[0], [points(condition)[1]], random(), draws=20)
+        (gains,) = gains_of(points(condition)[0], [points(condition)[1]], draws=20)
         assert {gain.point.size for gain in gains.every if not gain.is_reached} == {outside}
 
 
 @pytest.mark.parametrize(("noise", "growth", "trend"), [(1e-4, 0.8, "shrinks"), (1e-4, 1.0, "holds"), (0.05, 1.0, "")])
 def test_a_trend_is_named_only_where_its_interval_allows_it(noise: float, growth: float, trend: str) -> None:
     reference, option = points(Condition("", noise=noise, growth=growth))
-    assert fit_gains(reference, [option], random(), draws=200)[0].trend == trend
+    assert gains_of(reference, [option], draws=200)[0].trend == trend
 
 
 def test_intervals_of_several_options_hold_together() -> None:
     reference, option = points(CONDITIONS[0])
-    (alone,) = fit_gains(reference, [option], random(), draws=500)
-    first, second = fit_gains(reference, [option, option], random(), draws=500)
+    (alone,) = gains_of(reference, [option], draws=500)
+    first, second = gains_of(reference, [option, option], draws=500)
     assert first.growth.mean == pytest.approx(second.growth.mean) == pytest.approx(alone.growth.mean, rel=1e-2)
     assert first.growth.high - first.growth.low > 1.05 * (alone.growth.high - alone.growth.low)
 
@@ -113,7 +119,7 @@ def test_intervals_of_several_options_hold_together() -> None:
 def test_a_point_without_common_seeds_does_not_count() -> None:
     reference, option = points(CONDITIONS[0])
     apart = [replace(option[0], losses={9: 3.0}), *option[1:]]
-    (gains,) = fit_gains(reference, [apart], random(), draws=20)
+    (gains,) = gains_of(reference, [apart], draws=20)
     assert [gain.point for gain in gains.every] == option[1:]
 
 

@@ -226,12 +226,6 @@ class Interaction:
     changes: tuple[tuple[PairedDifference | None, ...], ...]
 
     @property
-    def size(self) -> float:
-        """The largest absolute interaction: half the change of one axis's effect between two levels of the other."""
-        rows = [[mean - row[0] for mean in row] for row in self.means]
-        return max(abs(mean - first) / 2 for row in rows for mean, first in zip(row, rows[0], strict=True))
-
-    @property
     def largest(self) -> PairedDifference | None:
         """The largest of the changes."""
         known = [change for row in self.changes for change in row if change]

@@ -610,7 +610,7 @@ def test_an_interaction_is_half_the_change_of_one_axis_s_effect_and_every_effect
     change = found.changes[1][1]
     assert [change.mean, change.low, change.high] == pytest.approx([expected.mean, expected.low, expected.high])
     assert change.p == pytest.approx(expected.p)
-    assert found.size == pytest.approx(abs(change.mean))
+    assert found.largest == change
     assert [effect.axes for effect in result.effects] == [("norm",), ("ffn",), ("norm", "ffn")]
     assert [(c.name, c.against) for c in result.difference_curves] == [
         ("norm", ""),

@@ -892,8 +892,10 @@ def test_an_interaction_has_its_interval_in_its_chart_and_its_table() -> None:
 
 def test_of_many_interactions_the_largest_are_drawn_and_the_page_says_so(tmp_path: Path) -> None:
     (one,) = results.factorial().interactions
-    pairs = [(f"a{i}", f"b{i}") for i in range(10)]
-    many = tuple(replace(one, axes=pair, means=((3.9, 3.8), (3.9, 3.8 + 0.01 * i))) for i, pair in enumerate(pairs))
+    assert one.largest
+    pairs, sizes = [(f"a{i}", f"b{i}") for i in range(10)], [replace(one.largest, mean=-0.01 * i) for i in range(10)]
+    changes = [((None, None), (None, size)) for size in sizes]
+    many = tuple(replace(one, axes=pair, changes=of_pair) for pair, of_pair in zip(pairs, changes, strict=True))
     result = replace(results.factorial(), interactions=many)
     assert [found.axes for found in differences.shown_interactions(result)] == pairs[4:]
     assert "The 6 largest of 10 interactions; the table has all." in body(result, tmp_path)

@@ -154,8 +154,8 @@ def interactions(result: Result) -> list[Chart]:
 
 def shown_interactions(result: Result) -> list[Interaction]:
     """The largest interactions, at most MOST_PANELS, in the result's order."""
-    largest = sorted(result.interactions, key=lambda found: -found.size)[:MOST_PANELS]
-    return [found for found in result.interactions if found in largest]
+    largest = sorted(result.interactions, key=lambda found: -abs(found.largest.mean) if found.largest else 0)
+    return [found for found in result.interactions if found in largest[:MOST_PANELS]]
 
 
 def _interaction(found: Interaction, y: Spec) -> Chart:

@@ -3,7 +3,7 @@
     python -m tests.analysis.simulate
 
 prints the table of docs/statistics.md. A study is a ladder of seven steps, the last arm against the first in its
-family, or seven arms against a baseline. Losses are in standard deviations of a run; what seeds share cancels.
+family, or seven arms, or two, against a baseline. Losses are in standard deviations of a run; what seeds share cancels.
 """
 
 import argparse
@@ -24,6 +24,7 @@ RATES = (1e-3, 2e-3, 4e-3)
 EQUAL = np.ones((ARMS, 1))
 LADDER = [*((arm, arm - 1) for arm in range(1, ARMS)), (ARMS - 1, 0)]
 RECIPES = [(arm, 0) for arm in range(1, ARMS)]
+THREE = RECIPES[4:6]
 
 # (random, seeds) -> what each run adds to its arm
 Noise = Callable[[np.random.Generator, int], np.ndarray]
@@ -148,6 +149,10 @@ CONDITIONS = (
     Condition("against a baseline, another arm 10 times as noisy", noisy(3, times=10), RECIPES),
     Condition("against a baseline, half of the arms 10 times as noisy", noisy(1, 2, 3, 4, times=10), RECIPES),
     Condition("against a baseline, sd of e^N(0, 0.7) per arm", unequal, RECIPES),
+    Condition("three arms, equal noise", normal, THREE),
+    Condition("three arms, another arm 5 times as noisy", noisy(5), THREE),
+    Condition("three arms, the baseline 5 times as noisy", noisy(0), THREE),
+    Condition("three arms, another arm 10 times as noisy", noisy(5, times=10), THREE),
 )
 
 

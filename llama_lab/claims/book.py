@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llama_lab.analysis.power import LEVEL
 from llama_lab.analysis.result import Result
-from llama_lab.report.figures import FIGURES, figure
+from llama_lab.report.figures import figure, forest
 from llama_lab.report.markup import markdown_table
 from llama_lab.report.tables import tables
 from llama_lab.util.chart import Spec, render
@@ -33,10 +33,10 @@ class Judged:
     @cached_property
     def picture(self) -> tuple[Spec, str] | None:
         """How the loss changes at each step, or else from the baseline to each arm, with a caption."""
-        for draw, caption in (FIGURES["steps"], FIGURES["differences"]):
-            if self.result and (drawn := figure(draw(self.result))):
-                what = caption.partition(". ")[0]
-                return drawn, f"{what.replace('the baseline', self.result.study.baseline)}."
+        charts = (forest("previous", self.result), forest("baseline", self.result)) if self.result else ()
+        for chart in charts:
+            if drawn := figure(chart):
+                return drawn, f"{chart.caption.partition('. ')[0]}."
         return None
 
 

@@ -1,13 +1,13 @@
 """The report's charts as figures for a paper, one column wide."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from llama_lab.analysis.depth_profiles import PARTS, TITLES
-from llama_lab.analysis.result import Finding, Result
+from llama_lab.analysis.result import Result
 from llama_lab.util import chart
 from llama_lab.util.chart import SIZE, Spec
 from llama_lab.util.formatting import break_name
@@ -30,9 +30,11 @@ MOST_NAMES = 0.3  # of the width, for names beside panels
 def write_figures(result: Result, folder: Path) -> None:
     """Write every figure that the result has data for, in each format, and captions.md."""
     captions = []
-    for name, (draw, caption) in FIGURES.items():
-        if spec := figure(draw(result)):
-            captions.append(f"**{name}** {caption}\n")
+    for name, draw in FIGURES.items():
+        drawn = draw(result)
+        if spec := figure(drawn):
+            texts = (drawn.title, drawn.caption) if isinstance(drawn, Chart) else (drawn[0].caption,)
+            captions.append(f"**{name}** {'. '.join(filter(None, texts))}\n")
             chart.render(spec, *(folder / f"{name}{suffix}" for suffix in SUFFIXES), width=72 * WIDTH, ppi=DPI)
     (folder / "captions.md").write_text("\n".join(captions), encoding="utf-8")
 
@@ -89,99 +91,59 @@ def _labels(names: Iterable[str]) -> dict[str, list[str]]:
 # --- charts of the page, as a figure shows them ---
 
 
-def _forest(find: Callable[[Result], Sequence[Finding]], result: Result) -> Chart:
-    """A row for each finding."""
-    return difference_charts.differences(find(result), "", change_axis(result))
+def forest(against: difference_charts.Against, result: Result) -> Chart:
+    """The difference of each arm to the step before, or to the baseline."""
+    what = {
+        "previous": "Change at each step: mean over seeds of the paired difference to the step before, or to the arm's "
+        "reference.",
+        "baseline": f"Mean over seeds of the paired difference to {result.study.baseline}.",
+    }
+    rows, caption = difference_charts.difference_rows(result, against), f"{what[against]} {difference_charts.INTERVALS}"
+    return difference_charts.differences(rows, "", change_axis(result), caption)
 
 
 def _difference_curves(result: Result) -> Chart:
     """With simultaneous intervals of those that end furthest from zero."""
     drawn, wide = difference_charts.difference_curves(result), foremost_curves(result)
     bare = [{key: row[key] for key in row if key not in ("low", "high") or row["arm"] in wide} for row in drawn.rows]
-    return replace(drawn, rows=bare)
+    caption = f"{drawn.caption} Shown are those of the {MOST_BANDS} that end furthest from zero."
+    return replace(drawn, rows=bare, caption=caption)
 
 
 def _curves(name: str, result: Result) -> Chart:
     """One loss over training; the steep first fifth may be cut off."""
-    return _only(training.curves(result), name)
+    return replace(_only(training.curves(result), name), title=name.capitalize())
 
 
 def _layer_gradients(result: Result) -> Chart:
     """Of attention and feed-forwards."""
     found = _only(training.telemetry(result), TITLES["grad_norm"])
-    return replace(found, rows=[row for row in found.rows if PARTS["block"] not in row["view"]])
+    rows = [row for row in found.rows if PARTS["block"] not in row["view"]]
+    caption = "Mean over seeds, at four logged steps, the first the faintest."
+    return replace(found, rows=rows, title="Norm of the gradient over depth", caption=caption)
 
 
 def _only(drawn: Chart, option: str) -> Chart:
     return replace(drawn, rows=[row for row in drawn.rows if option in row["view"]])
 
 
-INTERVALS = "Bars: simultaneous 95% intervals. Filled: significant at 5%. Hollow: not. Arrow: the interval continues."
-SEEDS = "Bars: 95% intervals over seeds."
-BEATEN = f"Dotted: the arms that no other one beats in both. {SEEDS}"
-RANGE = "mean over seeds. Bands: from the lowest to the highest seed."
-
-# Each figure with its caption.
-FIGURES: dict[str, tuple[Callable[[Result], Chart | list[Chart]], str]] = {
-    "steps": (
-        partial(_forest, partial(difference_charts.difference_rows, against="previous")),
-        f"Change at each step: mean over seeds of the paired difference to the step before, or to the arm's reference. "
-        f"{INTERVALS}",
-    ),
-    "differences": (
-        partial(_forest, partial(difference_charts.difference_rows, against="baseline")),
-        f"Mean over seeds of the paired difference to the baseline. {INTERVALS}",
-    ),
-    "effects": (
-        partial(_forest, difference_charts.effect_rows),
-        "Main effects, the change from the first level of an axis to another, averaged over all settings of the other "
-        f"axes, and interactions, half the change of one effect when the other axis changes. {INTERVALS}",
-    ),
-    "interactions": (
-        difference_charts.interactions,
-        "Mean loss at each combination of the levels of two axes, averaged over the others. Above: the interaction, "
-        "half the change of one effect when the other axis changes, with its simultaneous 95% interval.",
-    ),
-    "difference_curves": (
-        _difference_curves,
-        "Difference over training, mean over seeds. Bands: simultaneous 95% intervals at each evaluation, of the "
-        f"{MOST_BANDS} that end furthest from zero.",
-    ),
-    "validation_loss": (partial(_curves, LOSS["val/loss"]), f"Validation loss, {RANGE}"),
-    "training_loss": (partial(_curves, LOSS["train/loss"]), f"Training loss, {RANGE}"),
-    "layer_gradients": (
-        _layer_gradients,
-        "Norm of the gradient over depth, mean over seeds, at four logged steps, the first the faintest.",
-    ),
-    "kv_cache_front": (costs.kv_cache_front, f"Loss against the size of the KV cache, with recurrent states. {BEATEN}"),
-    "speed_front": (costs.throughput_front, f"Loss against training speed. {BEATEN}"),
-    "scaling": (
-        compute.losses,
-        "Loss over compute. Points: mean over seeds, with 95% intervals. Lines and bands: the law along the sizes of "
-        "each budget, with its 95% interval.",
-    ),
-    "gains": (
-        compute.gains,
-        "Compute-equivalent gain over the reference. Points: by the differences at one size and budget. Line: the laws "
-        "of both. With 95% intervals.",
-    ),
-    "iso_flop": (compute.iso_flop, "Loss at equal compute, by the law, with 95% intervals. Rings: the best size."),
-    "learning_rates": (
-        training.learning_rates,
-        f"Loss over learning rate. Rings: each arm's best. Crosses: rates at which runs diverged. {SEEDS}",
-    ),
-    "context_lengths": (
-        training.context_lengths,
-        f"Loss over context length. A line ends where the position encoding ends. {SEEDS}",
-    ),
-    "positions": (
-        training.positions,
-        "Loss by position in the context, mean over seeds. Dotted: the end of the trained context.",
-    ),
-    "decoding_speed": (
-        costs.decoding_speeds,
-        "Decoding speed at the end of a context, over all sequences of a batch. Bars: from the lowest to the highest "
-        "seed.",
-    ),
-    "cache_sizes": (costs.cache_sizes, "Measured KV cache of one sequence over context length."),
+FIGURES: dict[str, Callable[[Result], Chart | list[Chart]]] = {
+    "steps": partial(forest, "previous"),
+    "differences": partial(forest, "baseline"),
+    "effects": difference_charts.effects,
+    "interactions": difference_charts.interactions,
+    "difference_curves": _difference_curves,
+    "validation_loss": partial(_curves, LOSS["val/loss"]),
+    "training_loss": partial(_curves, LOSS["train/loss"]),
+    "layer_gradients": _layer_gradients,
+    "kv_cache_front": costs.kv_cache_front,
+    "speed_front": costs.throughput_front,
+    "scaling": compute.losses,
+    "gains": compute.gains,
+    "iso_flop": compute.iso_flop,
+    "learning_rates": training.learning_rates,
+    "context_lengths": training.context_lengths,
+    "positions": training.positions,
+    "decoding_speed": costs.decoding_speeds,
+    "cache_sizes": costs.cache_sizes,
 }

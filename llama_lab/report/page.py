@@ -27,33 +27,10 @@ from .tables import Table, conditions, tables
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 BESIDE = (SUMMARY, FILE, StudySpeed.FILE, "export/")  # files that the page links if they are in its folder
-SIGNIFICANT = "Bars: 95% intervals. Filled: significant at 5% (adjusted): the interval excludes zero. Left is better."
 PAGE = vega.config("var(--ink)", "var(--line)", FONT, "var(--paper)") | {"legend": {"disable": True}}
 MOST_MARGIN = 110  # pixels for the names of arms beside a chart
 MOST_IN_ALT = 12  # arms in a chart's alternative text; the tables have all
-
-# How charts of arms are read.
-CURVES = (
-    "Lines: mean over seeds. Bands: from the lowest to the highest seed. Drag over the chart to zoom, "
-    "double-click to go back."
-)
-LAYERS = (
-    "Means over seeds; faint: the first logged step, strong: the last, two in between. Gradients are those before "
-    "clipping, updates those of the optimizer step. Activations are what blocks (the residual stream), attention and "
-    "feed-forwards return, without dropout."
-)
-FRONT = (
-    "Dotted: the arms that no other one beats in both mean loss and {}, regardless of their intervals, with means over "
-    "the seeds that all arms have finished. Bars: 95% intervals over seeds."
-)
-DECODING = "At the end of a context, over all sequences of a batch. Bars: from the lowest to the highest seed."
-CACHES = "The size of the cache's tensors during generation; a sliding window's cache is at most its length."
-RATES = "Rings: each arm's best learning rate. Crosses above: runs that diverged. Bars: 95% intervals over seeds."
-LENGTHS = "A line ends where the arm's position encoding ends. Bars: 95% intervals over seeds."
-POSITIONS = (
-    "Mean over seeds. Dotted: the last position that the arms were trained on. An arm is missing if its position "
-    "encoding ends before the chosen context."
-)
+ZOOM = "Drag over the chart to zoom, double-click to go back."
 
 
 @dataclass(frozen=True)
@@ -135,29 +112,27 @@ def _sections(result: Result) -> list[Section]:
         charts = tuple(label_ends(chart, MOST_MARGIN, is_fixed=False) for chart in drawn if chart.is_drawn)
         return Section(title, charts=charts, tables=tuple(found[slug] for slug in slugs if slug in found), **settings)
 
-    def chart(drawn: Chart, slug: str, caption: str, *columns: str, wide: bool = False) -> Chart:
+    def chart(drawn: Chart, slug: str, *columns: str, wide: bool = False) -> Chart:
         """With a line or a point for each arm; its alternative text has these columns of a table (default: all)."""
         table = found.get(slug)
         alt = _alt(drawn.title, table.cells(*columns) if table else ())
-        return replace(drawn, alt=alt, caption=caption, shown=shown, wide=wide)
+        return replace(drawn, alt=alt, shown=shown, wide=wide)
 
-    curves = chart(training.curves(result), "losses", CURVES, wide=True)
-    layers = chart(training.telemetry(result), "telemetry", LAYERS, wide=True)
-    _, size = costs.cache_cost(result)
+    curves = chart(training.curves(result), "losses", wide=True)
+    curves = replace(curves, caption=f"{curves.caption} {ZOOM}")
+    layers = chart(training.telemetry(result), "telemetry", wide=True)
     states = ["KV cache per token", *["State per sequence"] * result.has_states]
-    by_cache = chart(costs.kv_cache_front(result), "arms", FRONT.format(size), "Loss", *states)
-    by_speed = chart(
-        costs.throughput_front(result), "arms", FRONT.format("training speed"), "Loss", "Tokens per second"
-    )
+    by_cache = chart(costs.kv_cache_front(result), "arms", "Loss", *states)
+    by_speed = chart(costs.throughput_front(result), "arms", "Loss", "Tokens per second")
     columns = "Sequences", "Context", "Tokens per second", "Gain"
-    decoding = chart(costs.decoding_speeds(result), "decoding", DECODING, *columns)
-    caches = chart(costs.cache_sizes(result), "caches", CACHES)
-    rates = chart(training.learning_rates(result), "learning_rates", RATES, wide=True)
-    lengths = chart(training.context_lengths(result), "lengths", LENGTHS)
-    positions = chart(training.positions(result), "lengths", POSITIONS)
+    decoding = chart(costs.decoding_speeds(result), "decoding", *columns)
+    caches = chart(costs.cache_sizes(result), "caches")
+    rates = chart(training.learning_rates(result), "learning_rates", wide=True)
+    lengths = chart(training.context_lengths(result), "lengths")
+    positions = chart(training.positions(result), "lengths")
     sections = [
         section("Scaling", _scaling(result, found), "laws", "scaling", folds=False),
-        section("Main effects and interactions", _effects(result, found), "effects", "interactions", folds=False),
+        section("Main effects and interactions", _effects(result), "effects", "interactions", folds=False),
         section("Arms", _differences(result), "arms", folds=False),
         section("Which to choose", (), "rankings", text=guide(result), folds=False),
         section("Findings", (), "differences", "pairs", "losses", "seeds", text=result.answer),
@@ -180,60 +155,37 @@ def _alt(what: str, found: Iterable[str]) -> str:
     return f"{what}: {fmt.enumerate_some(list(found), MOST_IN_ALT, '; ')}."
 
 
-def _forest(result: Result, rows: Sequence[Finding], title: str, caption: str) -> Chart:
-    axis = change_axis(result)
-    alt = _alt(f"{title}, {axis}", map(differences.in_words, rows))
-    return replace(differences.differences(rows, title, axis), alt=alt, caption=caption)
-
-
 def _scaling(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
     scaling = result.scaling
     if scaling is None or "scaling" not in found:  # no study of sizes, or no finished run
         return
     points = partial(found["scaling"].cells, "Size", "Tokens per parameter")
-    fitted = not scaling.not_fittable
-    lines = " Lines: the law along the sizes of each budget, with its 95% interval." * fitted
-    caption = f"Points: mean over seeds, with its 95% interval.{lines}"
-    yield replace(compute.losses(result), alt=_alt("Loss over compute", points("Loss")), caption=caption, wide=True)
+    yield replace(compute.losses(result), alt=_alt("Loss over compute", points("Loss")), wide=True)
     if any(option.gains for option in scaling.options):
-        caption = (
-            f"The training FLOPs that {scaling.options[0].option} would need for the same loss over those "
-            "spent; above 1 is better. Points: by the differences at one size and budget. Line: by the laws of both. "
-            "With 95% intervals, where the reference reached such a loss."
-        )
-        alt = _alt("Compute-equivalent gain", points("Gain"))
-        yield replace(compute.gains(result), alt=alt, caption=caption, wide=True)
-    if fitted:
-        caption = "By the law, within the tokens of the study. Rings: the best size for that compute. 95% intervals."
+        yield replace(compute.gains(result), alt=_alt("Compute-equivalent gain", points("Gain")), wide=True)
+    if not scaling.not_fittable:
         alt = _alt("Loss at equal compute", found["laws"].cells())
-        yield replace(compute.iso_flop(result), alt=alt, caption=caption, wide=True)
+        yield replace(compute.iso_flop(result), alt=alt, wide=True)
 
 
-def _effects(result: Result, found: Mapping[str, Table]) -> Iterator[Chart]:
+def _effects(result: Result) -> Iterator[Chart]:
     if rows := differences.effect_rows(result):
-        caption = (
-            "Main effect: the change of the loss from the baseline's option of one axis to another option, averaged "
-            "over all settings of the other axes. Interaction: half the change of one axis's effect when the other "
-            f"axis changes. {SIGNIFICANT}"
-        )
-        yield _forest(result, rows, "Main effects and interactions", caption)
-    if result.interactions:
-        shown, known = len(differences.shown_interactions(result)), len(result.interactions)
-        some = f" The {shown} largest of {known} interactions; the table has all." if shown < known else ""
-        caption = (
-            "Lines that are not parallel show an interaction, whose size stands above with its simultaneous 95% "
-            f"interval. Means over the seeds that all arms have finished.{some}"
-        )
-        for chart in differences.interactions(result):
-            yield replace(
-                chart, alt=_alt(f"{chart.title}, mean loss", (row["text"] for row in chart.rows)), caption=caption
-            )
-            caption = ""
+        yield _described(differences.effects(result), rows, result)
+    drawn, known = differences.interactions(result), len(result.interactions)
+    some = f" The {len(drawn)} largest of {known} interactions; the table has all." if len(drawn) < known else ""
+    for i, chart in enumerate(drawn):
+        alt = _alt(f"{chart.title}, mean loss", (row["text"] for row in chart.rows))
+        yield replace(chart, alt=alt, caption="" if i else chart.caption + some)
+
+
+def _described(chart: Chart, rows: Sequence[Finding], result: Result) -> Chart:
+    """A chart of differences with its alternative text."""
+    return replace(chart, alt=_alt(f"{chart.title}, {change_axis(result)}", map(differences.in_words, rows)))
 
 
 def _differences(result: Result) -> Iterator[Chart]:
     ends = "; only the first step and the last arm are tested" if result.study.ends else ""
-    note, shown = SIGNIFICANT, list[Finding]()  # below the first chart, and in it
+    note, shown = differences.INTERVALS, list[Finding]()  # below the first chart, and in it
     steps = ("Change at each step", "Each arm against the one before. ")
     if not result.study.is_chain:
         steps = ("Change from its reference", "Each arm against the first option at otherwise equal settings. ")
@@ -246,7 +198,8 @@ def _differences(result: Result) -> Iterator[Chart]:
             row for row in differences.difference_rows(result, against) if result.study.is_chain or row not in shown
         ]
         if rows:
-            yield _forest(result, rows, title, caption + note)
+            drawn = differences.differences(rows, title, change_axis(result), caption + note)
+            yield _described(drawn, rows, result)
             note, shown = "", rows
 
 
@@ -256,10 +209,5 @@ def _difference_curves(result: Result) -> Iterator[Chart]:
             f"{curve.name} {fmt.with_interval(curve.mean[-1], curve.low[-1], curve.high[-1], is_difference=True)}"
             for curve in result.difference_curves
         )
-        caption = (
-            "Mean of the paired differences at every evaluation that all runs share. Bands: the simultaneous 95% "
-            "intervals of the same test at that evaluation; the last one is the reported interval. A band that "
-            "excludes zero before the end is not a finding: each evaluation is one more look."
-        )
         alt, shown = _alt("Difference over training, at its end", ends), foremost_curves(result)
-        yield replace(differences.difference_curves(result), alt=alt, caption=caption, shown=shown, wide=True)
+        yield replace(differences.difference_curves(result), alt=alt, shown=shown, wide=True)

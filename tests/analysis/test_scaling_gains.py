@@ -115,8 +115,7 @@ def test_a_law_that_is_not_identified_gives_no_gain_anywhere(result: Result) -> 
     assert loose in found["scaling"].caption
     assert not any("Gain" in title for title in found["laws"].head)
     assert "Compute-equivalent gain" not in page(result)
-    draw_gains, _ = figures.FIGURES["gains"]
-    assert figures.figure(draw_gains(result)) is None
+    assert figures.figure(figures.FIGURES["gains"](result)) is None
     assert {*gains_in_summary(result, arms).values()} == {None}
 
 

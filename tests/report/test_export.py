@@ -197,7 +197,7 @@ def test_figures_are_sound_svg_with_the_names_of_the_arms(paper: Path) -> None:
 
 def drawn(result: Result) -> dict[str, str]:
     """The figures as SVG."""
-    specs = {name: figures.figure(draw(result)) for name, (draw, _) in figures.FIGURES.items()}
+    specs = {name: figures.figure(draw(result)) for name, draw in figures.FIGURES.items()}
     return {name: svg(spec) for name, spec in specs.items() if spec}
 
 

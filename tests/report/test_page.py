@@ -534,7 +534,7 @@ def test_pictures_do_not_depend_on_the_last_digits_of_losses_which_another_cpu_m
     for result in (results.factorial(), results.ladder()):
         other = changed(result, lambda leaf: leaf * (1 + 1e-14) if isinstance(leaf, float) and leaf % 1 else leaf)
         assert result != other
-        for draw, _ in FIGURES.values():
+        for draw in FIGURES.values():
             ours, theirs = (chart_figure(draw(one)) for one in (result, other))
             assert ours == theirs
 

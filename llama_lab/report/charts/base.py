@@ -23,6 +23,7 @@ LATE: dict[str, Spec] = {"without the first fifth": {}, "from the start": {"y": 
 ENDS = {"y", "low", "high"}  # what a y axis covers
 CHARACTER, LABEL_HEIGHT = 7, 13  # pixels of a label
 MOST_LIFT = 10  # pixels between the end of a line and its label
+SEEDS = "Bars: 95% intervals over seeds."
 Choices = Mapping[str, Mapping[str, Spec]]
 
 
@@ -33,8 +34,8 @@ class Chart:
     rows: what is drawn; `view` of a row: the options that must all be chosen for it to be visible. layers, encoding: of
     Vega-Lite, without the channels of arms. tip: an expression over a row, for its text under the pointer. styles: of
     the arms. choices: the options by group, each with its changes to the encoding; a chart opens with the first ones.
-    alt: the alternative text. caption: how to read it. shown: the arms that are visible at first; None for all. margin:
-    pixels at the right for the names of arms, see `label_ends`; 0: they have a legend.
+    alt: the alternative text. caption: how to read it, on the page and in a paper. shown: the arms that are visible at
+    first; None for all. margin: pixels at the right for the names of arms, see `label_ends`; 0: they have a legend.
     """
 
     title: str

@@ -24,7 +24,9 @@ def losses(result: Result) -> Chart:
             found += _law(line, arm=option.option, part=budget)
         means = ((point.flops, estimate(list(point.losses.values()))) for point in option.points)
         found += mean_rows(means, arm=option.option)
-    return _over_flops(result, found, "Loss over compute", axis_of(result, result.metric), [])
+    lines = " Lines: the law along the sizes of each budget, with its 95% interval."
+    caption = f"Points: mean over seeds, with its 95% interval.{lines if any('law' in row for row in found) else ''}"
+    return _over_flops(result, found, "Loss over compute", axis_of(result, result.metric), [], caption)
 
 
 def gains(result: Result) -> Chart:
@@ -37,8 +39,13 @@ def gains(result: Result) -> Chart:
         ends = ([getattr(gain.line, end) for gain in reached] for end in ("mean", "low", "high"))
         found += _law(Line(flops, *ends), arm=option.option)
         found += mean_rows(zip(flops, (gain.alone for gain in reached), strict=True), arm=option.option)
-    reference = f"gain over {options[0].option}" if options else ""
-    return _over_flops(result, found, "Compute-equivalent gain", reference, rule("y", [1]))
+    reference = options[0].option if options else ""
+    caption = (
+        f"The training FLOPs that {reference} would need for the same loss over those spent; above 1 is better. "
+        "Points: by the differences at one size and budget. Line: by the laws of both. With 95% intervals, where the "
+        "reference reached such a loss."
+    )
+    return _over_flops(result, found, "Compute-equivalent gain", f"gain over {reference}", rule("y", [1]), caption)
 
 
 def iso_flop(result: Result) -> Chart:
@@ -54,12 +61,16 @@ def iso_flop(result: Result) -> Chart:
     tip = "(datum.ring ? 'lowest at ' : '') + format(datum.x, '.3s') + ' parameters: ' + format(datum.y, '.4f')"
     axes = {"x": log_axis("x", "parameters"), "y": log_axis("y", axis_of(result, result.metric))}
     choices = choose(found, "Compute")
-    return Chart("Loss at equal compute", found, [*LAW, RING], axes, tip, option_styles(result), choices)
+    caption = "By the law, within the tokens of the study. Rings: the best size for that compute. 95% intervals."
+    return Chart(
+        "Loss at equal compute", found, [*LAW, RING], axes, tip, option_styles(result), choices, caption=caption
+    )
 
 
-def _over_flops(result: Result, found: list[Row], title: str, y: str, below: list[Spec]) -> Chart:
+def _over_flops(result: Result, found: list[Row], title: str, y: str, below: list[Spec], caption: str) -> Chart:
     axes = {"x": log_axis("x", "training FLOPs"), "y": log_axis("y", y), "detail": {"field": "part"}}
-    return Chart(title, found, [*below, *LAW, *MEASURED], axes, TIP, option_styles(result), height=360)
+    layers, styles = [*below, *LAW, *MEASURED], option_styles(result)
+    return Chart(title, found, layers, axes, TIP, styles, height=360, caption=caption)
 
 
 def _law(line: Line, **common: Any) -> list[Row]:

@@ -7,7 +7,7 @@ from llama_lab.analysis.result import Result
 from llama_lab.util import formatting as fmt
 from llama_lab.util.chart import BARS, LINE, POINTS, Row, Spec, axis, octaves, ticked
 
-from .base import Chart, axis_of, choose, mean_rows
+from .base import SEEDS, Chart, axis_of, choose, mean_rows
 from .style import arm_styles
 
 KV_CACHE = {"used": "decode", "not used": "uncached"}  # parts of a Speed
@@ -26,7 +26,7 @@ def kv_cache_front(result: Result) -> Chart:
     def x(drawn: Iterable[float]) -> Spec:
         return octaves("x", f"{what}, {bits}", drawn, text)
 
-    return _front(result, cost, f"Loss against {noun}", x, lambda size: f"{noun}: {text(size)}", zero=zero)
+    return _front(result, cost, f"Loss against {noun}", what, x, lambda size: f"{noun}: {text(size)}", zero=zero)
 
 
 def cache_cost(result: Result) -> tuple[str, str]:
@@ -44,13 +44,15 @@ def throughput_front(result: Result) -> Chart:
     def text(speed: float) -> str:
         return f"{fmt.number(speed)} tokens per second"
 
-    return _front(result, "perf/tokens_per_second", "Loss against speed", lambda _: x, text, is_gain=True)
+    what = "training speed"
+    return _front(result, "perf/tokens_per_second", "Loss against speed", what, lambda _: x, text, is_gain=True)
 
 
 def _front(
     result: Result,
     cost: str,
     title: str,
+    what: str,
     x: Callable[[Iterable[float]], Spec],
     text: Callable[[float], str],
     is_gain: bool = False,
@@ -58,7 +60,8 @@ def _front(
 ) -> Chart:
     """The loss of each arm over a cost or a gain, and a staircase through the arms on the front up to the edges.
 
-    x: the axis of these costs. text: of a cost. zero: where to draw arms with a cost of 0; default: nowhere.
+    what: the cost, in words. x: the axis of these costs. text: of a cost. zero: where to draw arms with a cost of 0;
+    default: nowhere.
     """
     costs = {arm.name: arm.costs.get(cost, math.nan) or zero for arm in result.arms}
     means = ((arm.name, mean_rows([(costs[arm.name], arm.judged(result.metric))], arm=arm.name)) for arm in result.arms)
@@ -78,7 +81,11 @@ def _front(
         "encoding": {"color": None, "order": {"field": "place"}},
     }
     axes = {"x": x(row["x"] for row in drawn.values()), "y": axis("y", axis_of(result, result.metric))}
-    return Chart(title, [*drawn.values()], [front, BARS, POINTS], axes, styles=arm_styles(result))
+    caption = (
+        f"Dotted: the arms that no other one beats in both mean loss and {what}, regardless of their intervals, with "
+        f"means over the seeds that all arms have finished. {SEEDS}"
+    )
+    return Chart(title, [*drawn.values()], [front, BARS, POINTS], axes, styles=arm_styles(result), caption=caption)
 
 
 def decoding_speeds(result: Result) -> Chart:
@@ -91,7 +98,8 @@ def decoding_speeds(result: Result) -> Chart:
                 found += mean_rows(means, arm=arm.arm, view=[fmt.count(batch_size, "sequence"), use])
     y = axis("y", "tokens per second", ",.3~f", zero=True, padding=0, nice=True)
     tip = "format(datum.y, ',.3~f') + ' tokens per second'"
-    return _over_context(result, found, "Decoding speed", y, tip, "Batch", "KV cache")
+    caption = "At the end of a context, over all sequences of a batch. Bars: from the lowest to the highest seed."
+    return _over_context(result, found, "Decoding speed", y, tip, caption, "Batch", "KV cache")
 
 
 def cache_sizes(result: Result) -> Chart:
@@ -104,11 +112,12 @@ def cache_sizes(result: Result) -> Chart:
     for row in found:
         row["text"] = fmt.in_bytes(row["y"])
     y = octaves("y", "measured size", (row["y"] for row in found), fmt.in_bytes)
-    return _over_context(result, found, "KV cache of one sequence", y, "datum.text", "Elements")
+    caption = "The size of the cache's tensors during generation; a sliding window's cache is at most its length."
+    return _over_context(result, found, "KV cache of one sequence", y, "datum.text", caption, "Elements")
 
 
-def _over_context(result: Result, found: list[Row], title: str, y: Spec, tip: str, *groups: str) -> Chart:
+def _over_context(result: Result, found: list[Row], title: str, y: Spec, tip: str, caption: str, *groups: str) -> Chart:
     """The arms' means over context length."""
     axes = {"x": ticked("x", "context, tokens", (row["x"] for row in found), fmt.number), "y": y}
     tip, choices = f"{tip} + ' at ' + format(datum.x, ',')", choose(found, *groups)
-    return Chart(title, found, [LINE, BARS, POINTS], axes, tip, arm_styles(result), choices)
+    return Chart(title, found, [LINE, BARS, POINTS], axes, tip, arm_styles(result), choices, caption=caption)

@@ -17,6 +17,10 @@ ROW_HEIGHT, LOW_ROW_HEIGHT, MOST_HIGH_ROWS = 44, 32, 8
 SQUEEZED = 5.0  # an interval so many times longer than the next one is cut off at the axis's end
 LABEL_LENGTH = 34  # characters, for the width of a phone
 MOST_PANELS = 6
+INTERVALS = (
+    "Bars: simultaneous 95% intervals. Filled: significant at 5%, the interval excludes zero. Arrow: it continues. "
+    "Left is better."
+)
 Against = Literal["previous", "baseline"]
 
 
@@ -37,7 +41,17 @@ def in_words(found: Finding) -> str:
     return f"{found.name} {found.change.text}{against}, {found.change.verdict}"
 
 
-def differences(found: Sequence[Finding], title: str, axis_title: str) -> Chart:
+def effects(result: Result) -> Chart:
+    """The main effects and interactions."""
+    caption = (
+        "Main effect: the change of the loss from the baseline's option of one axis to another option, averaged over "
+        "all settings of the other axes. Interaction: half the change of one axis's effect when the other axis "
+        f"changes. {INTERVALS}"
+    )
+    return differences(effect_rows(result), "Main effects and interactions", change_axis(result), caption)
+
+
+def differences(found: Sequence[Finding], title: str, axis_title: str, caption: str = "") -> Chart:
     """A point with its 95% interval per finding, hollow if not significant.
 
     An interval much longer than all others ends in an arrow at the edge, with its end as text.
@@ -66,7 +80,7 @@ def differences(found: Sequence[Finding], title: str, axis_title: str) -> Chart:
     x = axis("x", axis_title, domain=[least - space, most + space], padding=0)
     axes = {"x": x, "y": y, "color": {"field": "colour", "type": "nominal", "scale": None}}
     height = ROW_HEIGHT if len(found) <= MOST_HIGH_ROWS else LOW_ROW_HEIGHT
-    return Chart(title, drawn, layers, axes, height=height * max(len(found), 2))
+    return Chart(title, drawn, layers, axes, height=height * max(len(found), 2), caption=caption)
 
 
 def _row(place: int, found: Finding, short: str, least: float, most: float) -> Row:
@@ -140,7 +154,12 @@ def difference_curves(result: Result) -> Chart:
     axes = {"x": axis("x", "tokens", "~s", padding=0), "y": y}
     layers, tip = [*rule("y", [0]), *CURVE], "datum.text + ' at ' + format(datum.x, '.3s') + ' tokens'"
     title, styles = "Difference over training", curve_styles(result)
-    return Chart(title, found, layers, axes, tip, styles, {"Show": LATE}, height=350)
+    caption = (
+        "Mean of the paired differences at every evaluation that all runs share. Bands: the simultaneous 95% "
+        "intervals of the same test at that evaluation; the last one is the reported interval. A band that "
+        "excludes zero before the end is not a finding: each evaluation is one more look."
+    )
+    return Chart(title, found, layers, axes, tip, styles, {"Show": LATE}, height=350, caption=caption)
 
 
 def interactions(result: Result) -> list[Chart]:
@@ -175,4 +194,9 @@ def _interaction(found: Interaction, y: Spec) -> Chart:
     }
     x = axis("x", None, ticks=dict(enumerate(levels)), domain=[-0.15, len(levels) - 0.85], padding=0)
     title, axes = f"Interaction of {fmt.conjoin(found.axes)}", {"x": x, "y": y}
-    return Chart(title, drawn, [LINE, POINTS, size], axes, styles=cycle_styles(names), height=220)
+    caption = (
+        "Lines that are not parallel show an interaction, half the change of one axis's effect when the other axis "
+        "changes; its size stands above with its simultaneous 95% interval. Means over the other axes, and the seeds "
+        "that all arms have finished."
+    )
+    return Chart(title, drawn, [LINE, POINTS, size], axes, styles=cycle_styles(names), height=220, caption=caption)

@@ -22,7 +22,7 @@ from llama_lab.util.chart import (
     ticked,
 )
 
-from .base import LATE, LOSS, Chart, axis_of, choose, late_range, mean_rows
+from .base import LATE, LOSS, SEEDS, Chart, axis_of, choose, late_range, mean_rows
 from .style import arm_styles
 
 CROSS = "M-1-1L1 1M-1 1L1-1"
@@ -54,7 +54,8 @@ def curves(result: Result) -> Chart:
     axes = {"x": axis("x", "tokens", "~s", padding=0), "y": y}
     tip = "format(datum.y, '.4f') + ' at ' + format(datum.x, '.3s') + ' tokens'"
     choices = {"Loss": losses, "Over": over, "Show": LATE}
-    return Chart("Loss over training", found, CURVE, axes, tip, arm_styles(result), choices, height=350)
+    title, caption = "Loss over training", "Lines: mean over seeds. Bands: from the lowest to the highest seed."
+    return Chart(title, found, CURVE, axes, tip, arm_styles(result), choices, height=350, caption=caption)
 
 
 def telemetry(result: Result) -> Chart:
@@ -77,7 +78,13 @@ def telemetry(result: Result) -> Chart:
     tip = "'layer ' + datum.x + ', ' + format(datum.tokens, ',.0f') + ' tokens: ' + format(datum.y, '.3~g')"
     parts = (row["view"][1] for row in found if len(row["view"]) > 1)
     choices = {"Show": {title: {"y": scale} for title, scale in scales.items()}, "Of": dict.fromkeys(parts, Spec())}
-    return Chart("Layers over training", found, [LINE, MARKS], axes, tip, arm_styles(result), choices, height=350)
+    title = "Layers over training"
+    caption = (
+        "Means over seeds; faint: the first logged step, strong: the last, two in between. Gradients are those before "
+        "clipping, updates those of the optimizer step. Activations are what blocks (the residual stream), attention "
+        "and feed-forwards return, without dropout."
+    )
+    return Chart(title, found, [LINE, MARKS], axes, tip, arm_styles(result), choices, height=350, caption=caption)
 
 
 def learning_rates(result: Result) -> Chart:
@@ -108,7 +115,8 @@ def learning_rates(result: Result) -> Chart:
     axes = {"x": x, "y": axis("y", axis_of(result, "val/loss"))}
     layers = [*MEANS, RING, *([cross, note] if diverged else [])]
     tip = "'learning rate ' + datum.x + ': ' + datum.text"
-    return Chart("Loss over learning rate", found + crosses, layers, axes, tip, arm_styles(result))
+    title, caption = "Loss over learning rate", f"Rings: each arm's best. Crosses above: runs that diverged. {SEEDS}"
+    return Chart(title, found + crosses, layers, axes, tip, arm_styles(result), caption=caption)
 
 
 def context_lengths(result: Result) -> Chart:
@@ -123,7 +131,9 @@ def context_lengths(result: Result) -> Chart:
     x = ticked("x", "context length / trained length", (row["x"] for row in found), text)
     axes = {"x": x, "y": axis("y", axis_of(result, "val/loss"))}
     tip = f"format(datum.x, '.3~g') + '{fmt.TIMES} the trained length: ' + datum.text"
-    return Chart("Loss over context length", found, [*MEANS, *_trained({1})], axes, tip, arm_styles(result))
+    title, layers = "Loss over context length", [*MEANS, *_trained({1})]
+    caption = f"A line ends where the arm's position encoding ends. {SEEDS}"
+    return Chart(title, found, layers, axes, tip, arm_styles(result), caption=caption)
 
 
 def positions(result: Result) -> Chart:
@@ -139,7 +149,12 @@ def positions(result: Result) -> Chart:
     axes = {"x": x, "y": axis("y", axis_of(result, "val/loss"))}
     layers = [LINE, MARKS, *_trained({arm.trained for arm in result.lengths})]
     tip = "'position ' + format(datum.x, '.0f') + ': ' + format(datum.y, '.4f')"
-    return Chart("Loss by position", found, layers, axes, tip, arm_styles(result), choose(found, "Context"))
+    choices = choose(found, "Context")
+    caption = (
+        "Mean over seeds. Dotted: the end of the trained context. An arm is missing if its position encoding ends "
+        "before a context."
+    )
+    return Chart("Loss by position", found, layers, axes, tip, arm_styles(result), choices, caption=caption)
 
 
 def _trained(lengths: Iterable[float]) -> list[Spec]:

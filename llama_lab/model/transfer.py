@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from .attention import GroupedQueryAttention
 from .decoder import Decoder
+from .encoder_decoder import CrossAttention
 from .init import KV_HEADS
 from .position import Learned
 
+Grouped = GroupedQueryAttention | CrossAttention  # whose query heads share kv heads
 # Of these, a row belongs to a token: a vocabulary may be padded to another number of rows.
 TOKEN_ROWS = ("embedding.tokens.weight", "embedding.head.weight", "embedding.head.bias")
 
@@ -83,19 +85,30 @@ def pool_heads(source: Decoder, target: Decoder, kv_heads: str) -> dict[str, Ten
     if kv_heads not in KV_HEADS:
         raise ValueError(f"init_kv_heads={kv_heads}: unknown; choose {', '.join(KV_HEADS[:-1])} or {KV_HEADS[-1]}")
     pooled: dict[str, Tensor] = {}
-    for layer, (theirs, ours) in enumerate(zip(source.mixers, target.mixers, strict=False)):
-        if kv_heads == "random" or not has_fewer_heads(theirs, ours):
-            continue
-        assert isinstance(theirs, GroupedQueryAttention)
-        assert isinstance(ours, GroupedQueryAttention)
+    for path, (theirs, ours) in fewer_heads(source, target).items() if kv_heads != "random" else ():
         for name, tensor in theirs.state_dict().items():
             per_head = len(tensor) == theirs.n_kv_heads * theirs.head_dim
             if per_head and re.match(r"(convs\.)?(key|value)\.|key_norm\.", name):
                 shape = (ours.n_kv_heads, -1, theirs.head_dim, *tensor.shape[1:])  # (Hkv, H / Hkv, Dh, D)
                 groups = tensor.float().view(shape)
                 heads = groups.mean(1) if kv_heads == "mean" else groups[:, 0]
-                pooled[f"blocks.{layer}.attention.{name}"] = heads.flatten(0, 1)
+                pooled[f"{path}.{name}"] = heads.flatten(0, 1)
     return pooled
+
+
+def fewer_heads(source: Decoder, target: Decoder) -> dict[str, tuple[Grouped, Grouped]]:
+    """By name, attention of both with the same query heads, where groups of the source's kv heads become the target's.
+
+    In all towers, and to a source.
+    """
+    modules, found = dict(source.named_modules()), {}
+    for name, ours in target.named_modules():
+        theirs = modules.get(name)
+        if isinstance(theirs, Grouped) and isinstance(ours, Grouped):
+            alike = (theirs.n_heads, theirs.head_dim) == (ours.n_heads, ours.head_dim)
+            if alike and theirs.n_kv_heads > ours.n_kv_heads and theirs.n_kv_heads % ours.n_kv_heads == 0:
+                found[name] = theirs, ours
+    return found
 
 
 def dense_names(source: Decoder, target: Decoder) -> dict[str, str]:
@@ -106,14 +119,6 @@ def dense_names(source: Decoder, target: Decoder) -> dict[str, str]:
         if origin != name and origin in theirs and theirs[origin].shape == tensor.shape[1:]:
             found[name] = origin
     return found
-
-
-def has_fewer_heads(source: nn.Module, target: nn.Module) -> bool:
-    """Whether both are attention with the same query heads, and groups of the source's kv heads become the target's."""
-    if not (isinstance(source, GroupedQueryAttention) and isinstance(target, GroupedQueryAttention)):
-        return False
-    alike = (source.n_heads, source.head_dim) == (target.n_heads, target.head_dim)
-    return alike and source.n_kv_heads > target.n_kv_heads and source.n_kv_heads % target.n_kv_heads == 0
 
 
 def first_names(model: nn.Module) -> dict[str, Tensor]:

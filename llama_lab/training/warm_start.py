@@ -18,7 +18,7 @@ from llama_lab.hf.loading import Loaded, load
 from llama_lab.hf.tensors import has_weights
 from llama_lab.model import Decoder
 from llama_lab.model.position import Rope
-from llama_lab.model.transfer import Transfer, dense_names, has_fewer_heads, patterns, transfer
+from llama_lab.model.transfer import Transfer, dense_names, fewer_heads, patterns, transfer
 from llama_lab.runs.checkpoint import checkpoint_step, existing
 from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
 from llama_lab.runs.stored import FATES, Status, WarmStart
@@ -123,8 +123,7 @@ def fit_weights(source: Loaded, cfg: DictConfig, model: Decoder, dataset: Datase
         raise ConfigError(f"init_experts={cfg.init_experts}: {problem}; set model.hidden_dim, or leave it out")
     if not (done.taken or done.pooled):
         raise ConfigError(f"{key}: none of its weights has a name and shape of this model; name a more similar one")
-    pairs = zip(source.model.mixers, model.mixers, strict=False)
-    if cfg.init_kv_heads is not None and not any(has_fewer_heads(theirs, ours) for theirs, ours in pairs):
+    if cfg.init_kv_heads is not None and not fewer_heads(source.model, model):
         raise ConfigError(
             f"init_kv_heads={cfg.init_kv_heads}: this model has not fewer key and value heads than {cfg.init_from}, "
             f"with the same queries; leave it out"

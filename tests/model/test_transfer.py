@@ -1,5 +1,7 @@
 """What carries over from one decoder to another, name by name; pooled heads against a loop over rows."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -43,18 +45,22 @@ def test_experts_start_as_copies_of_a_feed_forward_or_at_random_and_it_must_be_s
 
 @pytest.mark.parametrize("how", ["mean", "first"])
 @pytest.mark.parametrize("kv", [["attention=mqa"], ["attention=gqa", "model.n_kv_heads=2"]])
-def test_key_and_value_heads_are_pooled_within_the_groups_that_share_them(how: str, kv: list[str]) -> None:
-    source = lively(*EVERYTHING, "model.attention.conv=2")
+@pytest.mark.parametrize(("family", "projections"), [("decoder", 2 * 6), ("encoder_decoder", 2 * (6 + 6 + 2))])
+def test_key_and_value_heads_are_pooled_within_the_groups_that_share_them(
+    how: str, kv: list[str], family: str, projections: int
+) -> None:
+    """In an encoder and in cross-attention, too."""
+    source = lively(f"family={family}", *EVERYTHING, "model.attention.conv=2")
     keys = ("key_bias=true", "value_bias=true", "conv=2")
-    target = decoder(*kv, *(f"model.attention.{key}" for key in keys))
+    target = decoder(f"family={family}", *kv, *(f"model.attention.{key}" for key in keys))
     done = transfer(source, target, how)
     n_kv_heads = target.mixers[0].n_kv_heads
-    for layer in range(2):
-        for part in ("key.weight", "key.bias", "value.weight", "value.bias", "convs.key.weight", "convs.value.weight"):
-            name = f"blocks.{layer}.attention.{part}"
-            assert name in done.pooled
-            expected = pooled_by_hand(source.state_dict()[name], n_kv_heads, 8, how)
-            torch.testing.assert_close(target.state_dict()[name], expected)
+    names = [name for name in source.state_dict() if re.search(r"attention\.(convs\.)?(key|value)\.", name)]
+    assert len(names) == projections
+    assert {*done.pooled} == {*names}
+    for name in names:
+        expected = pooled_by_hand(source.state_dict()[name], n_kv_heads, 8, how)
+        torch.testing.assert_close(target.state_dict()[name], expected)
     assert (done.anew, done.left, done.share) == ((), (), 1.0)
 
 

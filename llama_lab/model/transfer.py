@@ -51,7 +51,7 @@ def transfer(source: Decoder, target: Decoder, kv_heads: str = "mean", experts: 
     if dense and experts is None:
         raise ValueError("init_experts=null: the source has no experts; start them as copies, or at random")
     origins = dense if experts == "copies" else {}
-    by_row = (*TOKEN_ROWS, "position.table.weight") if isinstance(target.position, Learned) else TOKEN_ROWS
+    tables = [f"{name}.table.weight" for name, module in target.named_modules() if isinstance(module, Learned)]
     found: dict[str, list[str]] = {"taken": [], "pooled": [], "rows": [], "anew": []}
     own, used, shared = first_names(target), set[int](), 0
     for name, tensor in own.items():
@@ -61,7 +61,8 @@ def transfer(source: Decoder, target: Decoder, kv_heads: str = "mean", experts: 
         if value is not None and name in origins:
             value = value.expand_as(tensor)
         elif value is not None and value.shape != tensor.shape:
-            rows = min(len(value), len(tensor)) if name in by_row and value.shape[1:] == tensor.shape[1:] else 0
+            by_row = name in (*TOKEN_ROWS, *tables) and value.shape[1:] == tensor.shape[1:]
+            rows = min(len(value), len(tensor)) if by_row else 0
             value, tensor, fate = value[:rows] if rows else None, tensor[:rows], "rows"
         if value is None:
             found["anew"].append(name)

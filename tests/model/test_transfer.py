@@ -162,6 +162,14 @@ def test_tables_of_tokens_and_of_learned_positions_share_their_first_rows(rows: 
     torch.testing.assert_close(target(text)[..., :97], source(text))
 
 
+def test_the_table_of_an_encoder_shares_its_first_rows_too() -> None:
+    keys = ("family=encoder_decoder", "position=learned")
+    source, target = lively(*keys), decoder(*keys, "model.max_seq_len=48")
+    assert {*transfer(source, target).rows} == {"position.table.weight", "encoder.position.table.weight"}
+    ours, theirs = target.encoder.position.table.weight, source.encoder.position.table.weight
+    assert torch.equal(ours[: len(theirs)], theirs)
+
+
 def test_on_the_meta_device_the_answer_is_the_same() -> None:
     source = lively("arch=gpt2")
     assert transfer(source, decoder("arch=llama", device="meta")) == transfer(source, decoder("arch=llama"))

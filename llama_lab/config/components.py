@@ -168,7 +168,8 @@ def build(node: DictConfig, path: str, **overrides: Any) -> Any:
 def build_model(cfg: DictConfig, vocab_size: int, eot_id: int | None = None) -> Any:
     """The decoder that `cfg.model` describes, for a tokenizer of `vocab_size` ids. Raises ConfigError.
 
-    eot_id: the tokenizer's end-of-text token, with which documents start; `data.document_mask` needs it.
+    eot_id: the tokenizer's end-of-text token, with which documents start, as `data.document_mask` needs to know, and
+    the decoder of an objective that gives it a source.
     """
     wanted = cfg.model.vocab_size
     if wanted is not None and wanted < vocab_size:
@@ -183,9 +184,12 @@ def build_model(cfg: DictConfig, vocab_size: int, eot_id: int | None = None) -> 
     if masked and eot_id is None:
         raise ConfigError("data.document_mask=true: documents start with the end-of-text token; give its eot_id")
     start = {"document_start_id": eot_id} if masked else {}
-    model = build(cfg.model, "model", vocab_size=wanted or vocab_size, **start)
     objective = build(cfg.objective, "objective", tokenizer=None) if cfg.get("objective") else None
-    if objective and (lengths := objective.lengths(cfg.model.max_seq_len)):
+    lengths = objective.lengths(cfg.model.max_seq_len) if objective else None
+    if lengths and cfg.model.start_id is None:
+        start["start_id"] = eot_id
+    model = build(cfg.model, "model", vocab_size=wanted or vocab_size, **start)
+    if lengths:
         model.divide(*lengths)
     return model
 

@@ -69,13 +69,14 @@ def generate_texts(
 ) -> Iterator[list[Text]]:
     """Continue all prompts; yields the same growing texts after every step.
 
-    Each prompt begins a document. are_sources: of pairs, whose targets stand on another line. Raises ConfigError for
-    invalid prompts before anything is computed.
+    are_sources: of pairs; see `marked`. What does not go on from its prompt stands on another line. Raises ConfigError
+    for invalid prompts before anything is computed.
     """
     eot_id, dtype, compiled = tokenizer.eot_id, cache_dtype(settings), settings.compile
     tokens, length = encode_prompts(tokenizer, model, prompts, settings, are_sources)
+    apart = are_sources or model.start_id is not None
     texts = [
-        Text(tokenizer, f"{prompt}\n") if are_sources else Text(tokenizer, prompt, before)
+        Text(tokenizer, f"{prompt}\n") if apart else Text(tokenizer, prompt, before)
         for prompt, (_, *before) in zip(prompts, tokens, strict=True)
     ]
     with report_setting():  # or the logits of a diverged model
@@ -98,13 +99,12 @@ def encode_prompts(
     tokenizer: TextTokenizer, model: Decoder, prompts: Sequence[str], settings: DictConfig, are_sources: bool = False
 ) -> tuple[list[list[int]], int]:
     """The ids of all prompts, and the number of new tokens. Raises ConfigError for prompts that leave no room."""
-    mark = [tokenizer.eot_id]
-    tokens = [mark + encode_prompt("prompt", prompt, tokenizer) + mark * are_sources for prompt in prompts]
+    encoded = (encode_prompt("prompt", prompt, tokenizer) for prompt in prompts)
+    tokens = [marked(ids, model, tokenizer.eot_id, are_sources) for ids in encoded]
     longest, end = max(map(len, tokens)), model.max_context
     if end is not None and longest >= end:
         raise ConfigError(
-            f"prompt: with the mark that begins it, it has {longest} tokens, and the model's context ends at {end}; "
-            f"shorten it"
+            f"prompt: with its mark, it has {longest} tokens, and the model's context ends at {end}; shorten it"
         )
     length = settings.max_new_tokens
     if length is None:
@@ -112,6 +112,16 @@ def encode_prompts(
     with report_setting():
         check_prompts(model, tokens, length)
     return tokens, length
+
+
+def marked(prompt: list[int], model: Decoder, eot_id: int, is_source: bool = False) -> list[int]:
+    """A prompt with the end of text where `model` has learnt it: before a document, which goes on from the prompt.
+
+    After a source, where the decoder begins with a token of its own; around one of pairs, `is_source`.
+    """
+    own_start = model.start_id is not None
+    begins, ends = is_source or not own_start, is_source or own_start
+    return [eot_id] * begins + prompt + [eot_id] * ends
 
 
 def write_texts(run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: DictConfig) -> None:

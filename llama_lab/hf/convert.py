@@ -84,7 +84,13 @@ def export_model(
 def settings_of(loaded: Loaded) -> Settings:
     """The settings of a model that its output depends on."""
     node: Any = OmegaConf.to_container(loaded.cfg.model, resolve=True)
-    return flat_settings(node | {"vocab_size": loaded.model.vocab_size})
+    return flat_settings(node | of_tokens(loaded))
+
+
+def of_tokens(loaded: Loaded) -> dict[str, int | None]:
+    """The settings that a run leaves to its tokenizer."""
+    model = loaded.model
+    return {"vocab_size": model.vocab_size} | ({"start_id": model.start_id} if "start_id" in loaded.cfg.model else {})
 
 
 def nearest_family(loaded: Loaded, settings: Settings) -> tuple[Family, list[str]]:
@@ -114,7 +120,7 @@ def write_model(
     weights = named_weights(loaded.model)
     if family is None:
         cfg = loaded.cfg.copy()
-        cfg.model.vocab_size = loaded.model.vocab_size
+        cfg.model.update(of_tokens(loaded))
         write_yaml(OmegaConf.to_container(cfg, resolve=True), folder / RESOLVED)
     else:
         weights = family.to_theirs(weights, settings)

@@ -37,6 +37,8 @@ class Decoder(Tower):
     Raises ValueError, its message beginning with the setting at fault.
     """
 
+    start_id: int | None = None  # what the decoder of a source begins with; see `EncoderDecoder`
+
     def __init__(
         self,
         vocab_size: int,

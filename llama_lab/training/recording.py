@@ -7,6 +7,7 @@ from llama_lab.data.dataset import Dataset
 from llama_lab.data.open import has_answers
 from llama_lab.evaluation.answers import answers_text
 from llama_lab.evaluation.lengths import evaluation
+from llama_lab.evaluation.text import marked
 from llama_lab.model import Cost, Decoder, Sampling, generate
 from llama_lab.model.cost import cost_metrics
 from llama_lab.runs.checkpoint import before, consolidate, load_checkpoint, model_weights
@@ -94,7 +95,7 @@ def finish(
 
 def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> list[int]:
     """The prompt and the model's continuation, within its context; seeded by the run."""
-    start = [eot_id, *prompt][: model.max_seq_len]
+    start = marked(prompt, model, eot_id)[: model.max_seq_len]
     length = min(run.cfg.train.sample_tokens, model.max_seq_len - len(start))
     if length == 0:  # a model without a state cannot generate
         return prompt

@@ -103,7 +103,7 @@ REFUSED = {  # the overrides beside run=, by what is said of them
     "trainer.precision=16: this ": "trainer.precision=16",
     "trainer.precision=fp16: this ": "trainer.precision=fp16",
     "cache_dtype=int4: unknown; choose float32, ": "prompt=d cache_dtype=int4",
-    "prompt: with the mark that begins it, it has 401 tokens": "prompt=" + 400 * "d",
+    "prompt: with its mark, it has 401 tokens": "prompt=" + 400 * "d",
     "prompt=§: tokenizer=char: no id for '§'": "prompt=§",
     "prompt=\\udcff: holds bytes that are not UTF-8": "prompt=\udcff",
     "prompts: there is a prompt too": "prompt=d prompts=[d]",

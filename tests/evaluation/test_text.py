@@ -6,18 +6,24 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from llama_lab.config.components import build_model
+from llama_lab.data.dataset import Examples
+from llama_lab.data.objectives import Span
 from llama_lab.data.tokenizer import ByteTokenizer, TextTokenizer
 from llama_lab.evaluation import text as text_module
 from llama_lab.evaluation.load import TrainedRun, load_run
 from llama_lab.evaluation.text import SEPARATOR, encode_prompts, generate_texts, write_texts
+from llama_lab.training import recording
 from llama_lab.util.errors import ConfigError
-from tests.composing import eval_settings
+from tests.composing import compose_config, eval_settings
+from tests.training.tiny import planned
 
 EOT = 256
 STREAM = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=100)
@@ -141,6 +147,23 @@ def test_an_empty_prompt_begins_a_document_as_every_prompt_does(endless: Path, m
     monkeypatch.setattr(text_module, "generate", lambda _, starts, *__, **___: started.extend(starts) or iter([]))
     list(generate_texts(run.tokenizer, run.model, ["", "a€"], eval_settings()))
     assert started == [[EOT], [EOT, *"a€".encode()]]
+
+
+def test_a_prompt_for_a_model_of_spans_is_a_source_as_in_training(
+    tiny: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends with the end of text, with which the decoder begins; so does the source of a run's sample."""
+    tokenizer = ByteTokenizer().train(iter(())).with_tokens(Span.extra_tokens)
+    model = build_model(compose_config("size=pico", "arch=t5"), tokenizer.vocab_size, EOT)
+    text = np.arange(97, 113)[None]
+    inputs, _, source = Span(tokenizer, 0.2, 3.0).examples(Examples(text, text), 0, 0, 1, range(1))
+    assert [source[0, -1], inputs[0, 0], model.start_id] == [EOT] * 3
+    assert EOT not in source[0, :-1]
+    assert encode_prompts(tokenizer, model, ["ab"], eval_settings())[0] == [[*b"ab", EOT]]
+    started: list[list[int]] = []
+    monkeypatch.setattr(recording, "generate", lambda _, starts, *__, **___: started.extend(starts) or iter([[7]]))
+    assert recording.sample_text(planned(*tiny, "train.sample_tokens=1"), model, [*b"ab"], EOT) == [*b"ab", 7]
+    assert started == [[*b"ab", EOT]]
 
 
 def test_a_text_stops_at_its_end_and_does_not_show_it(endless: Path) -> None:

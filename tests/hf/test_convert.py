@@ -10,8 +10,10 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from llama_lab.evaluation.text import generate_texts
 from llama_lab.hf.loading import load
 from llama_lab.model import Sampling, generate
+from tests.composing import eval_settings
 from tests.conftest import Command
 from tests.hf.theirs import reload
 
@@ -37,6 +39,24 @@ def test_transformers_writes_what_the_run_writes(trained: Trained, converting: C
     steps = generate(ours.model, prompt.tolist(), n, Sampling(temperature=0))
     assert [step[0] for step in steps] == expected.tolist()
     assert len(set(expected.tolist())) > 3  # it has learnt more than one letter
+
+
+def test_transformers_writes_what_a_run_of_spans_writes_and_so_does_its_import(
+    trained: Trained, converting: Command, tmp_path: Path
+) -> None:
+    run = trained("arch=t5")
+    assert "with the same logits" in converting("export", run, tmp_path / "out").out
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    source = tokenizer(f"def f{tokenizer.eos_token}", return_tensors="pt").input_ids
+    start, *expected = reload(tmp_path / "out").generate(source, max_new_tokens=8, do_sample=False)[0].tolist()
+    assert start == source[0, -1] == tokenizer.eos_token_id
+    for folder in (run, tmp_path / "out"):
+        loaded = load(folder)
+        assert loaded.model.start_id == start
+        settings = eval_settings("temperature=0", "max_new_tokens=8")
+        *_, (text,) = generate_texts(loaded.tokenizer, loaded.model, ["def f"], settings)
+        assert text.tokens == [token for token in expected if token != start]
+        assert text.certain == f"def f\n{loaded.tokenizer.decode(text.tokens)}"
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "bpe"])

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .embedding import is_plain
+from .encoder_decoder import CrossAttention
 
 OF_ONE_INPUT = (("query", "key", "value"), ("query", "latent"), ("gate", "up"), ("up",), ("head",))
 """The maps of one input in attention, feed-forwards and embedding, by name; the first that a module of ours has."""
@@ -75,6 +76,8 @@ def fused(model: nn.Module) -> Iterator[None]:
 def layers_of_one_input(module: nn.Module) -> Sequence[str]:
     """Names of the layers of a module that can be fused; none for a user's class, with hooks, or if already fused."""
     if not type(module).__module__.startswith(f"{__package__}."):
+        return ()
+    if isinstance(module, CrossAttention):  # while it decodes, of these only the query has an input
         return ()
     names = next((names for names in OF_ONE_INPUT if all(hasattr(module, name) for name in names)), ())
     return names if all(name not in vars(module) and is_plain(getattr(module, name)) for name in names) else ()

@@ -1,13 +1,16 @@
 """Linear maps that share an input become one product while text is generated, and nothing else changes."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from llama_lab.model import generate
 from llama_lab.model.fusion import OF_ONE_INPUT, fused
+from llama_lab.model.generate import prefill
 from tests.composing import decoder
 
 INPUT = 16  # more than all outputs, so that weights are kept by rows
@@ -104,6 +107,18 @@ def test_two_texts_at_a_time_of_one_model_are_those_of_one_after_the_other() -> 
     mixed = [step for pair in zip(first, second, strict=False) for step in pair]
     assert mixed[::2] == alone[:5]
     assert mixed[1::2] == alone[1:]
+
+
+@torch.inference_mode()
+def test_a_step_with_a_source_takes_no_more_computation_if_fused() -> None:
+    model, counts = decoder("family=encoder_decoder"), []
+    for prepared in (nullcontext(), fused(model)):
+        state = model.new_state(2, 9)
+        prefill(model, PROMPTS, state)
+        with prepared, FlopCounterMode(display=False) as counter:
+            model.hidden_states(torch.tensor([[6], [7]]), state)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1]
 
 
 class Louder(nn.Linear):

@@ -17,6 +17,7 @@ from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import TextTokenizer
 from llama_lab.evaluation.load import TrainedRun, load_run
 from llama_lab.model import Decoder
+from llama_lab.model.transfer import first_names
 from llama_lab.runs.folder import RESOLVED, TOKENIZER, RunFolder
 from llama_lab.runs.stored import Environment
 from llama_lab.util.display import open_display
@@ -194,9 +195,7 @@ def build(file: Path, cfg: DictConfig, device: str, trust: Trust) -> Decoder:
 
 def named_weights(model: Decoder) -> dict[str, Tensor]:
     """The state of a model without the second names of tied weights."""
-    state = model.state_dict(keep_vars=True)
-    first = {id(weight): name for name, weight in reversed(state.items())}
-    return {name: weight.detach() for name, weight in state.items() if first[id(weight)] == name}
+    return {name: weight.detach() for name, weight in first_names(model).items()}
 
 
 def check_fit(folder: Path, expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:

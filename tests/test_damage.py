@@ -118,12 +118,17 @@ FILES = {
     "interrupted": [*RUN_FILES, "checkpoints/before_last.ckpt"],
     "study": ["study.yaml", "summary.csv", "report.html", *(f"vanilla/seed=1/{name}" for name in FINISHED[:-1])],
     "tokens": ["index.json", "train.bin", "val.bin", "tokenizer.json"],
+    "downloaded": ["checksums.json", "train.jsonl"],
+    "shared": ["checksums.json", "tokenizer.json"],
 }
+CACHED = {"tokens": "cache/*/index.json", "downloaded": "mix/texts/*/*.jsonl", "shared": "mix/tokenizer-*/*r.json"}
 ACTIONS = {
     "finished": ("evaluate", "repeat", "compare"),
     "interrupted": ("resume",),
     "study": ("compare", "evaluate", "the study again"),
     "tokens": ("evaluate", "resume"),
+    "downloaded": ("tokenise",),
+    "shared": ("tokenise",),
 }
 
 
@@ -147,6 +152,7 @@ BUDGET = ("train.tokens=5120", "train.evaluations=2", "train.checkpoint_every=4"
 RUN = ("arm=base", "train.eval_lengths=[1]")
 STUDY = ("study=ladder", "study.axes=[norm]", "study.seeds=[1]", "study.learning_rates=null", "name=study")
 STUDY += ("study.measure_speed=false",)
+MIX = ("data=mix", "data.mix={far: 0.5, near: 0.5}", "tokenizer.vocab_size=300", "name=mix", "overwrite=true")
 
 
 @dataclass(frozen=True)
@@ -157,12 +163,13 @@ class World:
     whole: Path
     run: Callable[..., Ran]
     train: Command
+    mix: Command
 
     def folder(self, target: str) -> Path:
         """The folder of FILES."""
-        if target == "tokens":
-            (whole,) = (self.whole / "cache").glob("*/index.json")
-            return self.path / "cache" / whole.parent.name
+        if target in CACHED:
+            (whole,) = self.whole.glob(CACHED[target])
+            return self.path / whole.parent.relative_to(self.whole)
         return self.path / "runs" / ("study" if target == "study" else f"{target}/base/seed=1")
 
     def restore(self) -> None:
@@ -178,18 +185,23 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def world(place: Path, tiny: list[str], in_process: Callable[..., Ran]) -> World:
+def world(place: Path, corpus: Path, tiny: list[str], in_process: Callable[..., Ran]) -> World:
     """The world, which the first test makes."""
     path = place / "world"
     shared = (*tiny, *BUDGET, f"data.cache_dir={path}/cache", f"runs_dir={path}/runs")
-    train = partial(in_process, train_command, "train.py", "hydra/launcher=basic", *shared)
-    world = World(path, place / "whole", in_process, train)
+    command = partial(in_process, train_command, "train.py", "hydra/launcher=basic")
+    train = partial(command, *shared)
+    far, near = f"{{data: hub, path: text, data_files: 'file://{corpus}'}}", f"{{data: text, files: ['{corpus}']}}"
+    parts = (f"data.parts={{far: {far}, near: {near}}}", f"data.cache_dir={path}/mix")
+    mix = partial(command, *(one for one in shared if not one.startswith(("data", "tokenizer"))), *RUN, *MIX, *parts)
+    world = World(path, place / "whole", in_process, train, mix)
     if not world.whole.exists():
         assert train(*RUN, "name=finished").code == 0
         with at(Monitor, "on_train_batch_end", 14)(cut), pytest.raises(Power):
             train(*RUN, "name=interrupted")
         RunFolder(world.folder("interrupted")).write_status("running")
         assert train(*STUDY).code == 0
+        assert world.mix().code == 0
         shutil.copytree(path, world.whole)
     return world
 
@@ -222,6 +234,10 @@ def act(world: World, target: str, action: str) -> tuple[Ran, Callable[[], objec
         return world.run(compare_command, "llama-lab-compare", str(folder), "--out", str(out)), partial(table, out)
     if action == "the study again":
         return world.train(*STUDY), partial(table, folder)
+    if action == "tokenise":
+        for index in (world.path / "mix").glob("*/index.json"):
+            shutil.rmtree(index.parent)
+        return world.mix(), partial(losses, world.folder("mix"))
     name = "interrupted" if action == "resume" else "finished"
     return world.train(*RUN, f"name={name}"), partial(losses, world.folder(name))
 

@@ -13,7 +13,7 @@ from typing import Self, TypeVar
 import numpy as np
 from filelock import FileLock
 
-from llama_lab.util.errors import ConfigError
+from llama_lab.util.errors import ConfigError, first_line
 from llama_lab.util.files import discard, report_disk_errors
 
 from .dataset import HALVES, Index, SplitIndex, Tokens
@@ -23,6 +23,7 @@ Opened = TypeVar("Opened")
 
 FORMAT_VERSION = 2
 INDEX_NAME = "index.json"
+SEAL_NAME = "checksums.json"  # in folders of other files than tokens
 
 BLOCK = 1 << 16  # bytes with a checksum of their own
 _READ_AT_ONCE = 256 << 20  # bytes of a file that are checked when it is opened, which takes a quarter of a second
@@ -170,3 +171,22 @@ def describe_file(path: Path) -> FileIndex:
     with path.open("rb") as file:
         checksums = [f"{zlib.crc32(block):08x}" for block in iter(lambda: file.read(BLOCK), b"")]
     return FileIndex(path.stat().st_size, "".join(checksums))
+
+
+def seal(folder: Path) -> None:
+    """Write the sizes and checksums of a folder's files beside them, for `check_seal`."""
+    files = {path.name: asdict(describe_file(path)) for path in sorted(folder.iterdir())}
+    (folder / SEAL_NAME).write_text(json.dumps(files, indent=1), encoding="utf-8")
+
+
+def check_seal(folder: Path) -> None:
+    """Raise DamagedFolderError if a file is not as it was sealed. Folders of version 0.4.0 have no seal."""
+    if not (folder / SEAL_NAME).exists():
+        return
+    try:
+        sealed = json.loads((folder / SEAL_NAME).read_text(encoding="utf-8"))
+        for name, known in sealed.items():
+            if asdict(describe_file(folder / name)) != known:
+                raise DamagedFolderError(f"{name} was altered, or {SEAL_NAME}")
+    except (OSError, ValueError) as error:
+        raise DamagedFolderError(first_line(error)) from error

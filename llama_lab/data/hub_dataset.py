@@ -14,7 +14,7 @@ from typing import Any
 from llama_lab.util.errors import ConfigError, require_positive
 from llama_lab.util.files import replace_text
 
-from .folders import json_hash, open_or_build
+from .folders import check_seal, json_hash, open_or_build, seal
 from .hub import FORMATS, is_hub_name, report_hub_errors
 from .source import Files, ReportProgress, TextFiles, cut, encoded, numbered, read_blocks, row_texts
 
@@ -91,7 +91,7 @@ class HubDataset(Files):
     def prepare(self, progress: ReportProgress) -> None:
         """Download the text that is not on this machine, once for every tokenizer and run."""
         if self._is_remote:
-            open_or_build(self._folder, lambda: None, partial(self._download, progress=progress))
+            open_or_build(self._folder, partial(check_seal, self._folder), partial(self._download, progress=progress))
 
     @cached_property
     def commit(self) -> str:
@@ -141,6 +141,7 @@ class HubDataset(Files):
         total = self.max_bytes or sum(published[split].num_bytes for split in splits if split in published)
         for _ in encoded(written(), total, progress, "downloading"):
             pass
+        seal(folder)
 
     def _bounded(self, split: str) -> Iterator[str]:
         """The documents of a split from their source; of the one to train on, those within `max_bytes`."""

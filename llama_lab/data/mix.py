@@ -26,7 +26,7 @@ from llama_lab.util.formatting import conjoin
 
 from .build import survey_source
 from .dataset import EMPTY, Ids, Index, Tokens, Validation
-from .folders import FORMAT_VERSION, json_hash, open_or_build
+from .folders import FORMAT_VERSION, check_seal, json_hash, open_or_build, seal
 from .source import ReportProgress, Source
 from .tokenizer import TOKENIZER_NAME, TextTokenizer, TokenizerFactory, identity
 from .tokens import UNDIVIDED, TextDataset, TokenDataset
@@ -200,8 +200,10 @@ def _shared_tokenizer(
 
     def build(empty: Path) -> None:
         factory.train(texts()).save(empty / TOKENIZER_NAME)
+        seal(empty)
 
-    return open_or_build(folder, lambda: TextTokenizer.load(folder / TOKENIZER_NAME), build)
+    open_or_build(folder, lambda: check_seal(folder), build)
+    return TextTokenizer.load(folder / TOKENIZER_NAME)
 
 
 LARGEST_DENOMINATOR = 10_000  # of a share: four decimals, or a simple fraction such as 1/3

@@ -1,7 +1,9 @@
 """Names on the Hugging Face Hub, its errors as messages for users, and paths of data."""
 
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from gzip import BadGzipFile
 from pathlib import Path
 from re import fullmatch
 from typing import Any
@@ -46,7 +48,7 @@ def report_hub_errors(setting: str, local: str) -> Iterator[None]:
             problem = f"the Hugging Face Hub cannot be reached ({first_line(chain[-1])}); {local}"
         elif isinstance(error, FileNotFoundError):
             problem = f"not found, or out of reach ({first_line(error)}); correct it, or {local}"
-        elif isinstance(error, ValueError | RuntimeError | DatasetsError):
+        elif isinstance(error, ValueError | RuntimeError | DatasetsError | EOFError | zlib.error | BadGzipFile):
             problem = f"cannot be read, {first_line(error)}; correct it"
         else:
             raise

@@ -1,5 +1,6 @@
 """Datasets that `datasets` loads: files of each of its formats here, and what stands in for the Hub on this machine."""
 
+import gzip
 import json
 import os
 import re
@@ -158,6 +159,9 @@ LACKING = "data.text_field=other: row 1 of data.path=json has no such field; cho
         ({"path": "parquet", "data_files": "{here}/good.txt"}, "good.txt: cannot be read, "),
         ({"path": "text", "data_files": "{here}/binary.txt"}, "a binary file (it has NUL bytes)"),
         ({"path": "text", "data_files": "{here}/latin.txt"}, "not UTF-8 text"),
+        ({"path": "text", "data_files": "{here}/cut.txt.gz"}, "cut.txt.gz: cannot be read, EOFError"),
+        ({"path": "text", "data_files": "{here}/bad.txt.gz"}, "bad.txt.gz: cannot be read, error: Error -3"),
+        ({"path": "json", "data_files": "{here}/no.json.gz"}, "no.json.gz: cannot be read, BadGzipFile"),
         (
             {"path": "{here}/good.json"},
             "good.json: no such folder, and no name on the Hub; point at files",
@@ -182,6 +186,9 @@ def test_a_mistake_is_told_in_one_line(
     (tmp_path / "good.json").write_text('{"id": 1, "text": "a"}\n')
     (tmp_path / "binary.txt").write_bytes(b"a\0b")
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
+    packed = gzip.compress(b"text")
+    for name, content in {"cut.txt": packed[:-9], "bad.txt": packed[:10] + b"\xff" * 20, "no.json": b"{}"}.items():
+        (tmp_path / f"{name}.gz").write_bytes(content)
     filled = {k: v.format(here=tmp_path) if isinstance(v, str) else v for k, v in settings.items()}
     with pytest.raises(ConfigError, match=rf"^[^\n]*{re.escape(message)}[^\n]*$"):
         read(cache_dir=str(tmp_path), **filled)

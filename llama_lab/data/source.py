@@ -274,7 +274,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         with parquet.ParquetFile(path) as file:
             yield from numbered(row for batch in file.iter_batches(1000) for row in batch.to_pylist())
-    except ArrowException as error:
+    except (ArrowException, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"data.files=[{path}]: not a valid {path.suffix} file ({reason}); fix it") from error
 

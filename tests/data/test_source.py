@@ -37,6 +37,13 @@ def write_rows(path: str, rows: list[Any]) -> str:
     return path
 
 
+def latin_rows() -> bytes:
+    """A Parquet file whose text is not UTF-8, which a writer may make of bytes."""
+    text = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xe9")])
+    pq.write_table(pa.table({"text": text}), file := pa.BufferOutputStream())
+    return bytes(file.getvalue())
+
+
 def refusal(*files: str, **settings: Any) -> str:
     """The one-line error that reading these files raises."""
     with pytest.raises(ConfigError, match=r"^[^\n]*$") as caught:
@@ -152,6 +159,7 @@ LONG = b"a" * 3_000_000
         ("empty.txt", b"", "empty.txt]: the file is empty; leave it out"),
         (".", None, ".]: is a folder; name the files in it, such as ./**/*.txt"),
         *((f"broken{suffix}", JSONL, f"broken{suffix}]: not a valid {suffix} file (") for suffix in ROWS),
+        ("latin.parquet", latin_rows(), "latin.parquet]: not a valid .parquet file ('utf-8' codec"),
         ("a.json", b'[\n {"text": "a"},\n {"text": "b"\n}, oops]', "a.json]: not a valid .json file (line 4: "),
         ("rows.jsonl", b'{"text": "a"}\n"b"', "rows.jsonl]: line 2 is str rather than an object"),
         ("rows.json", b'[{"text": "a"}, "b"]', "rows.json]: row 2 is str rather than an object"),

@@ -11,8 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from llama_lab.util.errors import ConfigError, require_positive
-from llama_lab.util.files import replace_text
+import yaml
+from filelock import FileLock
+
+from llama_lab.util.errors import ConfigError, first_line, require_positive
+from llama_lab.util.files import read_stamped, replace_text, stamped
 
 from .folders import check_seal, json_hash, open_or_build, seal
 from .hub import FORMATS, is_hub_name, report_hub_errors
@@ -101,15 +104,25 @@ class HubDataset(Files):
         if self.revision and re.fullmatch("[0-9a-f]{40}", self.revision):
             return self.revision
         known = self._texts / f"revision-{json_hash([self.path, self.revision])}.json"
-        if known.exists():
-            return str(json.loads(known.read_text(encoding="utf-8"))["commit"])
+        if not known.exists():
+            self._texts.mkdir(parents=True, exist_ok=True)
+            with FileLock(known.with_suffix(".lock")):  # of runs that start together, one looks it up
+                if not known.exists():
+                    self._look_up(known)
+        try:
+            return str(yaml.safe_load(read_stamped(known))["commit"])
+        except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError) as error:
+            remedy = "restore it, or delete it for the newest commit"
+            raise ConfigError(f"{self._path}: {known} is damaged, {first_line(error)}; {remedy}") from error
+
+    def _look_up(self, known: Path) -> None:
+        """Write the commit of a name on the Hub, as it is now, into a file."""
         from huggingface_hub import HfApi
 
         with report_hub_errors(self._path, _LOCALLY):
             commit = str(HfApi().dataset_info(self.path, revision=self.revision).sha)
-        self._texts.mkdir(parents=True, exist_ok=True)
-        replace_text(known, json.dumps({"path": self.path, "revision": self.revision, "commit": commit}, indent=1))
-        return commit
+        found = {"path": self.path, "revision": self.revision, "commit": commit}
+        replace_text(known, stamped(json.dumps(found, indent=1)))
 
     @property
     def revisions(self) -> dict[str, str]:

@@ -6,10 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
 from threading import Thread
+from time import sleep
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -301,6 +306,37 @@ def test_a_run_goes_on_with_the_commit_that_it_has_recorded(tmp_path: Path) -> N
     source = _source(cfg.data, "data", {"org/stories": "c" * 40}, cfg)
     assert isinstance(source, HubDataset)
     assert source.revisions == {"org/stories": "c" * 40}
+
+
+@pytest.fixture
+def commit_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """The commit of a name, on a Hub that has another one whenever it is asked."""
+    commits = map("{:040x}".format, count())
+
+    def info(*_: object, revision: str | None) -> SimpleNamespace:
+        sleep(0.1)
+        return SimpleNamespace(sha=next(commits))
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", info)
+    look_up = HubDataset.__dict__["commit"].func  # the cached property of Python 3.11 makes threads wait
+    return lambda *_: look_up(HubDataset("org/stories", cache_dir=str(tmp_path)))
+
+
+def test_runs_that_start_together_have_one_commit(commit_of: Callable[..., str]) -> None:
+    with ThreadPoolExecutor() as threads:
+        assert len({*threads.map(commit_of, range(4))}) == 1
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[:-20], lambda text: text.replace("00", "01", 1), lambda _: ""])
+def test_a_damaged_commit_is_named(damage: Callable[[str], str], commit_of: Callable[..., str], tmp_path: Path) -> None:
+    commit = commit_of()
+    (file,) = tmp_path.glob("texts/revision-*.json")
+    whole = file.read_text()
+    file.write_text(damage(whole))
+    with pytest.raises(ConfigError, match=rf"^data\.path=org/stories: {re.escape(str(file))} is damaged, .*; restore"):
+        commit_of()
+    file.write_text(whole.partition("\n")[2])  # as version 0.4.0 wrote it
+    assert commit_of() == commit
 
 
 def test_text_from_elsewhere_is_downloaded_once_and_kept_for_every_tokenizer(tmp_path: Path) -> None:

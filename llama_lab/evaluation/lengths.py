@@ -49,13 +49,13 @@ def evaluation(
     with hardware.autocast(), evaluating_on(model, hardware.torch_device):
         objective, parts = open_objective(cfg, dataset), lambda length: dataset.val_parts(length).values()
         lengths = losses_at_lengths(model, parts, multiples, batch_tokens(cfg), objective)
-    if not has_answers(cfg):
+    if predicts_text(cfg) and not has_answers(cfg):
         lengths = [replace(entry, accuracy=None) for entry in lengths]  # says little of text
     trained = lengths[0]
     if trained.loss is None:
         why = trained.note.removeprefix("cannot: ")
         raise ConfigError(f"model.max_seq_len={model.max_seq_len}: no validation loss, {why}")
-    metrics = {"val/loss": trained.loss, "val_tokens": dataset.index.val.tokens}
+    metrics = {"val/loss": trained.loss, "val_tokens": sum(trained.tokens)}
     if predicts_text(cfg):
         metrics["val/bits_per_byte"] = trained.loss / math.log(2) / dataset.bytes_per_token
     if trained.accuracy is not None:

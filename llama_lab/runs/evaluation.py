@@ -92,9 +92,10 @@ class TaskScore:
 class Evaluation(JsonRecord):
     """The results after `step` steps, and where they were measured; parts that were not asked for are empty.
 
-    metrics: `val/loss`, `val/perplexity`, `val/bits_per_byte` of next tokens, `val_tokens`; `val/accuracy` of a probe
-    and pairs. unit: what losses are means over; None: tokens. lengths: the trained one first. data_hash: of the text
-        that an imported model was evaluated on; runs of the same `data_hash` were validated on it.
+    metrics: `val/loss`, `val/perplexity`, `val/bits_per_byte` of next tokens; `val_tokens`, those predicted;
+    `val/accuracy`, unless those are the next tokens of a text. unit: what losses are means over; None: tokens. lengths:
+    the trained one first. data_hash: of the text that an imported model was evaluated on; runs of the same `data_hash`
+    were validated on it.
     """
 
     FILE: ClassVar[str] = "eval.json"

@@ -29,7 +29,8 @@ def test_its_losses_are_of_the_masked_tokens_of_each_window(encoder: Path) -> No
     run, summary = load_run(encoder), Summary.load(encoder).metrics
     dataset = run.open_dataset()
     objective = open_objective(run.cfg, dataset)
-    for found in Evaluation.load(encoder).lengths:
+    evaluation = Evaluation.load(encoder)
+    for found in evaluation.lengths:
         windows, losses, right = dataset.val_windows(found.length), [], 0
         for i in range(len(windows)):
             whole = Examples(*(side[None] for side in windows[i]))
@@ -41,9 +42,12 @@ def test_its_losses_are_of_the_masked_tokens_of_each_window(encoder: Path) -> No
         paid = torch.cat(losses)
         assert found.loss == pytest.approx(paid.mean().item(), abs=1e-5)
         assert sum(found.tokens) == len(paid)
+        assert found.accuracy == pytest.approx(right / len(paid))
         if found.length == run.model.max_seq_len:
             assert summary["val/loss"] == pytest.approx(paid.mean().item(), abs=1e-5)
             assert summary["val/accuracy"] == pytest.approx(right / len(paid))
+            assert evaluation.metrics["val/accuracy"] == found.accuracy
+            assert evaluation.metrics["val_tokens"] == len(paid)
     assert summary.keys().isdisjoint({"val/second_half_loss", "val/bits_per_byte"})
     assert "kv_cache/bytes" not in summary
 

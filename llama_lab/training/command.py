@@ -1,6 +1,5 @@
 """From a command to a trained run: checks, warm start, callbacks, training, and errors in words."""
 
-import shutil
 import sys
 import traceback
 
@@ -38,10 +37,12 @@ def train_run(run: Run) -> Outcome:
                 # As TorchInductor raises every time once a file of its cache is truncated.
                 frames = traceback.extract_tb(error.__traceback__)
                 by_compiler = any("/torch/_inductor/" in frame.filename for frame in frames)
-                if run.hardware.world_size > 1 or isinstance(error, torch.OutOfMemoryError) or not by_compiler:
+                if isinstance(error, torch.OutOfMemoryError) or not by_compiler:
                     raise
-                print(f"trainer.compile: {first_line(error)}; tries again without {delete_compiled()}", file=sys.stderr)
-            return train_on_disk(run)
+                from torch._inductor.runtime.cache_dir_utils import cache_dir  # takes a second to import
+
+                remedy = f"delete {cache_dir()}, and run the same command again, or set trainer.compile=false"
+                raise ConfigError(f"trainer.compile: {first_line(error)}; {remedy}") from error
     except FileNotFoundError as error:
         if run.folder.path.exists():
             raise
@@ -55,7 +56,7 @@ def train_run(run: Run) -> Outcome:
 
 
 def train_on_disk(run: Run) -> Outcome:
-    """One attempt of `train_run`, which explains its errors."""
+    """`train_run` without the explanation of its errors."""
     check_started(run.hardware)
     check_start(run)
     if run.cfg.trainer.compile == "auto" and not run.cfg.overwrite and (begun := run.folder.compiled) is not None:
@@ -118,18 +119,3 @@ def spare_devices(run: Run) -> str:
         f"since more cannot share train.batch_size={run.cfg.train.batch_size} with train.micro_batch_size="
         f"{'null' if run.cfg.train.micro_batch_size is None else run.cfg.train.micro_batch_size}"
     )
-
-
-def delete_compiled() -> str:
-    """Delete TorchInductor's cache on disk and in this process; returns its folder."""
-    from torch._inductor import cpu_vec_isa, utils  # it takes seconds to import, and only a compiled run needs it
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    folder = cache_dir()
-    shutil.rmtree(folder, ignore_errors=True)
-    utils.clear_caches()
-    kinds = [kind for kind in vars(cpu_vec_isa).values() if isinstance(kind, type)]
-    for known in (*vars(cpu_vec_isa).values(), *(one for kind in kinds for one in vars(kind).values())):
-        if hasattr(known, "cache_clear"):  # which instructions compile here: tried with a file of the cache
-            known.cache_clear()
-    return folder

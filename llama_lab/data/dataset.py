@@ -126,5 +126,5 @@ class Dataset(Protocol):
         return {"": self.val_windows(length)}
 
     def epochs(self, seq_len: int, sequences: int) -> dict[str, float]:
-        """How often each part of a mixture is read in so many training sequences; of any other data, nothing."""
+        """How often each part of a mixture is read in so many training sequences; other text under an empty name."""
         return {}

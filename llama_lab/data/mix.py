@@ -30,7 +30,7 @@ from .folders import FORMAT_VERSION, check_seal, json_hash, open_or_build, seal
 from .source import ReportProgress, Source
 from .tokenizer import TOKENIZER_NAME, TextTokenizer, TokenizerFactory, identity
 from .tokens import UNDIVIDED, TextDataset, TokenDataset
-from .windows import ValWindows, Windows, count_train_windows
+from .windows import ValWindows, Windows
 
 Order = npt.NDArray[np.intp]
 """The part of each window of a period: `(windows,)`."""
@@ -123,8 +123,7 @@ class MixedDataset(TextDataset):
 
     def epochs(self, seq_len: int, sequences: int) -> dict[str, float]:
         """How often each part is read in so many training sequences."""
-        windows = {n: count_train_windows(part.index.train.tokens, seq_len) for n, part in self.parts.items()}
-        return {name: float(share) * sequences / windows[name] for name, share in self.shares.items()}
+        return {n: float(self.shares[n]) * part.epochs(seq_len, sequences)[""] for n, part in self.parts.items()}
 
     def require_windows(self, seq_len: int, batch_size: int) -> None:
         """Raise ConfigError unless every part has windows for its share of a batch, and validation has one."""

@@ -126,6 +126,10 @@ class TokenDataset(TextDataset):
         """The training sequences of `seq_len` tokens."""
         return TrainWindows(self.train, seq_len, seed)
 
+    def epochs(self, seq_len: int, sequences: int) -> dict[str, float]:
+        """How often the text is read in so many training sequences."""
+        return {"": sequences / len(self.train_windows(seq_len, 0))}
+
     def require_train_windows(self, seq_len: int, batch_size: int) -> None:
         """Raise ConfigError for fewer windows than a batch has: it would contain the same text twice."""
         tokens, window = self.index.train.tokens, f"model.max_seq_len={seq_len}"

@@ -45,7 +45,7 @@ def run_metadata(run: Run, dataset: Dataset, model: Decoder, cost: Cost, start: 
         unigram_entropy=dataset.unigram_entropy(),
         entropy_floor=dataset.entropy_floor,
         revisions=dict(dataset.index.revisions),
-        epochs=dataset.epochs(model.max_seq_len, run.steps * run.cfg.train.batch_size),
+        epochs={part: n for part, n in dataset.epochs(model.max_seq_len, run.sequences).items() if part},
         token_to_position_ratio=token_to_position_ratio(model, first_window),
         metrics=cost_metrics(cost),
     )

@@ -43,6 +43,11 @@ class Run:
         return int(self.cfg.train.batch_size * self.cfg.model.max_seq_len)
 
     @property
+    def sequences(self) -> int:
+        """Training sequences of the whole budget, over all devices."""
+        return int(self.steps * self.cfg.train.batch_size)
+
+    @property
     def evaluate_every(self) -> int:
         """Optimizer steps from one evaluation to the next."""
         evaluations: int = self.cfg.train.evaluations

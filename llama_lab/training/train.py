@@ -24,7 +24,6 @@ from llama_lab.runs.folder import RESOLVED, TOKENIZER, locked
 from llama_lab.runs.metrics import read_metrics
 from llama_lab.runs.stored import PROGRESS, RunMetadata, WarmStart
 from llama_lab.util.display import open_display
-from llama_lab.util.formatting import conjoin
 
 from .assemble import build_module
 from .checkpointing import Checkpointing
@@ -57,9 +56,9 @@ def train(
             run = run.with_compile(decide(run.flops(cost), run.hardware))
         module = build_module(run, model, dataset.bytes_per_token)
         metadata = run_metadata(run, dataset, model, cost, start)
-        if metadata.epochs:
-            read = (f"{name} {n:.2g} times{', so repeats it' * (n > 1)}" for name, n in metadata.epochs.items())
-            display.print_line(f"data.mix: reads {conjoin([*read])}")
+        for part, n in dataset.epochs(model.max_seq_len, run.sequences).items():
+            if part or n > 1:
+                display.print_line(f"data: reads {part or 'the text'} {n:.3g} times{', so repeats it' * (n > 1)}")
         monitor = Monitor(run, cost, display, metadata.epochs)
         with session(run, metadata, dataset.tokenizer) as checkpoint:
             if start and is_first and not checkpoint:

@@ -202,7 +202,7 @@ def mixed(tmp_path: Path) -> list[str]:
 def test_a_run_on_a_mixture_logs_each_part_and_is_evaluated_from_its_folder(mixed: list[str], command: Command) -> None:
     ran = command(*mixed, "train.tokens=40000", "train.evaluations=2", "train.eval_lengths=[1]")
     assert ran.code == 0, ran.err
-    assert "data.mix: reads wide " in ran.out
+    assert "data: reads wide " in ran.out
     last = read_metrics(ran.run / "metrics.csv")[-1]
     summary = Summary.load(ran.run)
     assert summary.epochs.keys() == {"wide", "text"}

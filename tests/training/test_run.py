@@ -1,5 +1,6 @@
 """A run's plan, its sample and its facts."""
 
+import re
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from llama_lab.devices.performance import M_MMAP_MAX, libc, peak_memory_bytes, r
 from llama_lab.model import Decoder
 from llama_lab.training.recording import sample_text, token_to_position_ratio
 from tests.composing import compose_config, decoder
-from tests.training.tiny import pieces, planned
+from tests.training.tiny import pieces, planned, trained
 
 M_MMAP_THRESHOLD = -3  # of mallopt(3)
 
@@ -25,6 +26,15 @@ def test_a_budget_buys_whole_steps_within_it(tokens: object, steps: int, tiny: l
     run = planned(*tiny, f"train.tokens={tokens}", f"runs_dir={tmp_path / 'runs'}")
     assert (run.steps, run.tokens_per_step) == (steps, 256)
     assert list(tmp_path.iterdir()) == [], "a plan writes nothing"
+
+
+def test_a_run_says_how_often_it_repeats_its_text(
+    tiny: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text(" ".join(map(str, range(500))))
+    trained(*tiny, f"data.files=[{short}]", "train.tokens=2560", f"runs_dir={tmp_path}")
+    assert re.search(r"^data: reads the text 1\.\d+ times, so repeats it$", capsys.readouterr().out, re.MULTILINE)
 
 
 def test_a_sample_begins_with_the_prompt_repeats_and_ends_with_the_context(tiny: list[str]) -> None:

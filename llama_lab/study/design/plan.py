@@ -40,6 +40,7 @@ from .designs import Composer, Variants
 from .matching import match_width
 from .memory_fit import check_memory
 
+WORTH_READING = 4  # times that text is about as good as new text (Muennighoff et al. 2023, abstract)
 MEASURED_STEPS = 60  # as long as measuring an arm's speed takes: five rounds of six steps, and decoding
 
 
@@ -122,13 +123,22 @@ class Plan:
             return "changed"
         return status.status if ended or status.status == "failed" else "unfinished"
 
+    @property
+    def repeats(self) -> list[str]:
+        """A note on text that a scaling study reads too often: its laws count tokens as if all were new."""
+        drafts = [one.draft for one in self.arms if self.command.design_name == "scaling"]
+        read = [self.dataset.epochs(draft.cfg.model.max_seq_len, draft.sequences) for draft in drafts]
+        most = max((n for parts in read for n in parts.values()), default=0)
+        problem = f"Beyond about {WORTH_READING}, it teaches less than new text, and the laws count it as new."
+        return [f"Text is read up to {most:,.0f} times. {problem}"] if most > WORTH_READING else []
+
     @cached_property
     def study(self) -> Study:
         """The study as study.yaml records it."""
         command, axes = self.command, {axis for planned in self.arms for axis in planned.arm.axes}
         is_swept = bool(command.learning_rates)
         settings = planned_settings(axes, command.match, [arm.runs[0].run.cfg for arm in self.arms], is_swept)
-        notes = list(self.variants.notes)
+        notes = [*self.variants.notes, *self.repeats]
         if is_swept:
             grids: dict[tuple[float, ...], list[str]] = {}
             for one in self.arms:

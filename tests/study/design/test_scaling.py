@@ -119,6 +119,16 @@ def test_settings_that_make_no_scaling_study_are_refused(wrong: dict[str, Any], 
         Scaling(**DESIGN | wrong).variants(CONFIGS)
 
 
+def test_a_study_of_laws_says_if_it_reads_its_text_too_often(tiny: list[str]) -> None:
+    shared = [one for one in tiny if not one.startswith(("size", "train.tokens"))]
+    design = ("study.axis=ffn", "study.options=[relu,swiglu]", "study.sizes=[pico,nano]", "study.learning_rates=null")
+    often, seldom = (planned_study(*shared, "study=scaling", *design, f"study.budgets=[{n}]") for n in (1, 0.1))
+    times = often.arms[-1].draft.cfg.train.tokens / often.dataset.index.train.tokens
+    assert times > 10
+    assert [f"up to {times:.0f} times" in note for note in often.study.notes[2:]] == [True]
+    assert len(seldom.study.notes) == 2
+
+
 def test_a_timed_step_is_as_fast_as_all_that_it_computes(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a dry run's time would count what is recomputed twice: it also divides all of that by the speed."""
     monkeypatch.setattr(dry_run, "time", SimpleNamespace(perf_counter=partial(next, count())))  # a second for each step

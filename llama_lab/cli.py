@@ -66,7 +66,9 @@ def main() -> None:
 def train_command() -> None:
     """`python train.py`, or `llama-lab-train` if the package is installed. HYDRA_FULL_ERROR=1 shows tracebacks."""
     follow_launcher()
-    hydra_command(train_task, "config", "run the same command to resume from the last checkpoint, if there is one")
+    anew = " without overwrite=true" if any(override_key(word) == "overwrite" for word in sys.argv) else ""
+    on_interrupt = f"run the same command{anew} to resume from the last checkpoint, if there is one"
+    hydra_command(train_task, "config", on_interrupt)
 
 
 def eval_command() -> None:
@@ -301,7 +303,8 @@ def train_and_report(cfg: DictConfig, choices: Choices) -> float | None:
             print(f"pruned: {Status.load(run.folder.path).message}; the run's own command would train it further")
         elif outcome == "interrupted":
             sys.stderr.write(f"{Status.load(run.folder.path).message}\n")
-            sys.stderr.write(f"stopped; go on with the same command:\n  {shlex.join(['python', *sys.argv])}\n")
+            again = [word for word in sys.argv if override_key(word) != "overwrite"]  # what has just been saved
+            sys.stderr.write(f"stopped; go on with the same command:\n  {shlex.join(['python', *again])}\n")
         else:
             sys.stderr.write(
                 f"diverged: {Status.load(run.folder.path).message}; try a lower optim.lr, a longer schedule.warmup, or "

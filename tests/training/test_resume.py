@@ -3,6 +3,7 @@
 import shlex
 import shutil
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from unittest.mock import patch
@@ -148,6 +149,19 @@ def test_a_stopped_command_says_how_to_go_on(number: signal.Signals, command: Co
 def twice(number: signal.Signals) -> None:
     stop(number)
     stop(number)
+
+
+@pytest.mark.parametrize("press", [stop, twice])
+def test_a_stopped_command_that_started_over_is_not_to_do_so_again(
+    press: Callable[[signal.Signals], None], command: Command, tiny: list[str]
+) -> None:
+    with at(Monitor, "on_train_batch_end", 14)(partial(press, signal.SIGINT)):
+        ran = command(*tiny, *RUN, "overwrite=true")
+    told = ran.err.splitlines()[-1]
+    if press == stop:
+        assert told == f"  {shlex.join(['python', 'train.py', *last_of_each([*tiny, *RUN])])}"
+    else:
+        assert told.startswith("stopped; run the same command without overwrite=true to resume")
 
 
 def test_a_second_sigterm_does_not_cut_off_the_checkpoint_of_the_first(whole: Path, overrides: list[str]) -> None:

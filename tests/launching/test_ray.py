@@ -164,14 +164,15 @@ def test_a_run_whose_ray_worker_dies_resumes_to_the_same_metrics(
 ) -> None:
     longer = ("train.tokens=60000", "train.checkpoint_every=10", "seed=1")
     alone = run_train(*tiny, "arm=a", "trainer=cpu", *longer).run
-    launcher = start(*ON_CPU, f"hydra.launcher.address={cluster}", *longer, program=TRAINING, **VARIABLES)
+    keys = (f"hydra.launcher.address={cluster}", "overwrite=true")
+    launcher = start(*ON_CPU, *keys, *longer, program=TRAINING, **VARIABLES)
     run = tmp_path / "runs" / "llama" / "a" / "seed=1"
     wait_until((run / "checkpoints" / "last.ckpt").exists)
     kill_ray_worker()
     code, shown = ended(launcher)
     assert code == 0, shown
     assert shown.count("a/seed=1: begins on cpu of") == 2
-    assert sessions(run) == 1
+    assert sessions(run) == 1, "overwrite=true does not start over what is its own"
     assert repeatable(run) == repeatable(alone)
     assert identical(trained_state(run), trained_state(alone))
 

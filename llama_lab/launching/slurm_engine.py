@@ -112,10 +112,13 @@ def read_job(line: str) -> JobInfo:
 def partition_has_gpus(partition: str | None, must_answer: bool = True) -> bool:
     """Whether a partition has GPUs. partition: one or several separated by commas; None: the default one.
 
-    must_answer: raise CalledProcessError if the cluster does not answer; else it has none.
+    must_answer: raise ConfigError if the cluster does not answer; else it has none.
     """
     sinfo = ("sinfo", "--noheader", "--format=%P|%G")
-    rows = subprocess.run(sinfo, capture_output=True, text=True, check=must_answer)
+    rows = subprocess.run(sinfo, capture_output=True, text=True)
+    if rows.returncode and must_answer:
+        problem = f"sinfo failed, {' '.join(rows.stderr.split())}"
+        raise ConfigError(f"hydra/launcher=slurm: {problem}; try again later")
     wanted = partition or os.environ.get("SBATCH_PARTITION")
     return any(
         re.search(r"\bgpu\b", gres) and (name.rstrip("*") in wanted.split(",") if wanted else name.endswith("*"))

@@ -375,6 +375,19 @@ def test_auto_takes_gpus_where_the_partition_has_them(
     assert slurm_engine.partition_has_gpus(partition) == has
 
 
+def test_a_cluster_that_does_not_answer_is_reported_in_one_line(
+    sweep: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sbatch", "squeue", "sinfo"):
+        command = tmp_path / name
+        command.write_text("#!/bin/sh\necho 'error: Unable to contact' >&2\necho 'slurm controller' >&2\nexit 1\n")
+        command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    ran = sweep(*ON_SLURM, "seed=1")
+    told = "error: hydra/launcher=slurm: sinfo failed, error: Unable to contact slurm controller; try again later\n"
+    assert (ran.code, ran.err) == (2, told)
+
+
 def test_a_line_of_squeue_is_read_whatever_the_path_holds() -> None:
     info = slurm_engine.read_job("7_1|RUNNING|None|/a|b/.slurm/x/script.sh")
     assert info == JobInfo("7_1", "RUNNING", "None", Path("/a|b/.slurm/x"))

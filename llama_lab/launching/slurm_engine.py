@@ -94,7 +94,7 @@ class Watch:
     def exists(self, file: Path) -> bool:
         """Whether a file exists, by a list of its folder: shared file systems cache for long that a file is missing."""
         if file.parent not in self._files:
-            self._files[file.parent] = os.listdir(file.parent)
+            self._files[file.parent] = os.listdir(file.parent) if file.parent.exists() else []
         return file.name in self._files[file.parent]
 
     def expect(self, job_id: str, folder: Path) -> JobInfo:
@@ -239,6 +239,8 @@ class SlurmEngine(Engine):
             return None
         if time.monotonic() - self._over_since.setdefault(queued, time.monotonic()) < GRACE_SECONDS:
             return None
+        if info.state == "COMPLETED" and not info.folder.exists():
+            return 0  # another launcher that waited for it, too, has read how it ended, and deleted that
         if info.state in ("CANCELLED", "PREEMPTED", "COMPLETED"):
             return INTERRUPTED
         if info.state not in ENDED:
@@ -259,7 +261,8 @@ class SlurmEngine(Engine):
         ended = {info.job_id for queued, info in self._infos.items() if queued not in running}
         live = [info for info in self._watch.jobs().values() if info.state not in ENDED and info.job_id not in ended]
         for folder in {info.folder for info in self._infos.values()} - {info.folder for info in live}:
-            shutil.rmtree(folder)
+            if folder.exists():
+                shutil.rmtree(folder)
 
 
 def print_scripts(runs: Sequence[QueuedRun], settings: SlurmSettings) -> None:

@@ -409,6 +409,20 @@ def test_when_squeue_fails_jobs_are_as_they_were_and_that_is_reported_once(
         watch.jobs(fresh=True)
 
 
+def test_jobs_whose_files_another_launcher_has_deleted_ended_as_their_runs_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    squeue = tmp_path / "squeue"
+    squeue.write_text(f"#!/bin/sh\necho '7_0|COMPLETED|None|{tmp_path}/deleted/batch.sh'\n")
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setattr(slurm_engine, "GRACE_SECONDS", -1.0)
+    engine, queued = slurm_engine.SlurmEngine(SlurmSettings(), PRINTS), Mock()
+    engine._infos[queued] = JobInfo("7_0", "RUNNING", "None", tmp_path / "deleted")
+    assert engine.poll(queued) == 0
+    engine.close([])
+
+
 def test_uncommitted_changes_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     engine = slurm_engine.SlurmEngine(SlurmSettings(), PRINTS)
     monkeypatch.setattr(slurm_engine.environment, "git_state", lambda folder: Git("c", dirty=True))

@@ -27,7 +27,8 @@ from llama_lab.hf.loading import load as load
 from llama_lab.model import Cost, Decoder
 from llama_lab.runs.naming import short_names
 from llama_lab.runs.record import every_run, read_record
-from llama_lab.training.prepare import check_run
+from llama_lab.training.prepare import check_effects, check_run, with_recorded
+from llama_lab.training.run import check_numbers
 from llama_lab.util.errors import ConfigError as ConfigError
 
 if TYPE_CHECKING:
@@ -39,15 +40,18 @@ if TYPE_CHECKING:
 def load_config(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> DictConfig:
     """The config that `python train.py OVERRIDES` would train: `load_config(["arch=llama2", "size=nano"])`.
 
-    config_dir: a folder with options of your own, as for `--config-dir`. Raises ConfigError where the command does.
+    config_dir: a folder with options of your own, as for `--config-dir`. Raises ConfigError where the command does, but
+    for what depends on the token budget, this machine and folders.
     """
     check_list("overrides", overrides)
-    typed = to_hydra(list(overrides))
+    typed = with_recorded(to_hydra(list(overrides)))
     with composing(typed, config_dir):
         cfg = compose("config", overrides=typed, return_hydra_config=True)
         choices = dict(cfg.hydra.runtime.choices)
         cfg = without(cfg, "hydra")
         check_run(cfg, choices)
+        check_effects([cfg], typed)
+        check_numbers(cfg)
     return cfg
 
 

@@ -5,7 +5,7 @@ import shlex
 import sys
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from llama_lab.config.components import CONF_DIR, register_resolvers, report_component_errors
 from llama_lab.config.composing import run_config
 from llama_lab.config.explain import HELP, explain, read_help
-from llama_lab.config.grammar import is_launched, override_key, override_value, to_hydra
+from llama_lab.config.grammar import is_launched, override_key, to_hydra
 from llama_lab.config.layers import shallower
 from llama_lab.config.messages import USER_ERRORS, exit_with, is_unreadable, one_line
 from llama_lab.config.schema import check_kinds, default_settings, groups
@@ -32,6 +32,7 @@ from llama_lab.training.prepare import (
     check_run,
     check_single,
     requested_run,
+    with_recorded,
 )
 from llama_lab.util.errors import (
     FAILED,
@@ -125,20 +126,6 @@ def hydra_command(task: Callable[[DictConfig], object], config: str, on_interrup
     except KeyboardInterrupt:
         sys.stderr.write(f"\nstopped; {on_interrupt}\n")
         sys.exit(INTERRUPTED)
-
-
-def with_recorded(arguments: list[str]) -> list[str]:
-    """The arguments, of which `resume=FOLDER` brings the overrides of the run there; those typed take their place."""
-    typed = {override_key(argument): argument for argument in arguments}
-    folder = override_value(typed["resume"]) if "resume" in typed else None
-    if not isinstance(folder, str):
-        return arguments
-    from llama_lab.runs.folder import read_overrides
-
-    recorded: list[str] = []
-    with suppress(ConfigError):  # damage is reported with the folder's other files
-        recorded = read_overrides(Path(folder))
-    return [*arguments, *(o for o in recorded if override_key(o) not in (*typed, "overwrite"))]
 
 
 @contextmanager

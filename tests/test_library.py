@@ -60,6 +60,8 @@ def test_a_config_and_its_model_are_those_of_the_command() -> None:
         (["model.n_heads=5"], "model.n_heads=5: does not divide"),
         (["norm=[a"], r"norm=\[a: cannot be read"),
         (["seed=1", "seed=2"], "seed=2: seed=1 is given already"),
+        (["bias=false"], "bias=false: changes nothing"),
+        (["train.batch_size=0"], "train.batch_size=0: must be a positive whole number"),
         (["study=ladder"], "study=ladder: takes the place of a sweep"),
         (["norm=rmsnorm,layernorm"], "norm=rmsnorm,layernorm: is several values; add --multirun to sweep over them"),
         ("arch=llama", r"overrides='arch=llama': is a text; give a list of them, overrides=\['arch=llama'\]"),
@@ -69,6 +71,12 @@ def test_what_the_command_refuses_is_an_error_in_one_line(overrides: Sequence[st
     with pytest.raises(llama_lab.ConfigError, match=rf"^[^\n]*{message}[^\n]*$"):
         llama_lab.load_config(overrides)
     assert not GlobalHydra.instance().is_initialized()
+
+
+def test_a_run_to_resume_brings_its_settings_as_in_the_command(swept: Path) -> None:
+    folder = llama_lab.read_runs(f"{swept}/*/norm=layernorm*/seed=2").path[0]
+    cfg = llama_lab.load_config([f"resume={folder}", "train.tokens=1e4"])
+    assert (cfg.seed, cfg.model.norm._target_, cfg.train.tokens) == (2, "llama_lab.model.norm.LayerNorm", 1e4)
 
 
 def test_options_of_the_user_s_own_are_found(tmp_path: Path) -> None:

@@ -3,13 +3,15 @@
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue
 
 from llama_lab.config.components import CONV, check_idle, check_own_options, of_layers
-from llama_lab.config.grammar import format_value, override_key, settled_keys
+from llama_lab.config.grammar import format_value, override_key, override_value, settled_keys
 from llama_lab.config.layers import unchanged
 from llama_lab.config.schema import ENCODERS, KEYS, UNNAMED, belongs, check_kinds, default_settings, groups
 from llama_lab.util.errors import ConfigError
@@ -64,6 +66,20 @@ def requested_run(
     is_swept = any(not belongs(override_key(o), (*UNNAMED, *settled)) for o in overrides)
     label = short_name(ours["arch"], overrides, settled if is_swept else None) if cfg.arm is None else arm
     return new_run(cfg, name, arm, overrides, ours, site.hardware if site else None, label)
+
+
+def with_recorded(arguments: list[str]) -> list[str]:
+    """The arguments, of which `resume=FOLDER` brings the overrides of the run there; those typed take their place."""
+    typed = {override_key(argument): argument for argument in arguments}
+    folder = override_value(typed["resume"]) if "resume" in typed else None
+    if not isinstance(folder, str):
+        return arguments
+    from llama_lab.runs.folder import read_overrides
+
+    recorded: list[str] = []
+    with suppress(ConfigError):  # damage is reported with the folder's other files
+        recorded = read_overrides(Path(folder))
+    return [*arguments, *(o for o in recorded if override_key(o) not in (*typed, "overwrite"))]
 
 
 def check_run(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:

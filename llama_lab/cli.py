@@ -140,6 +140,16 @@ def user_errors(config: str = "config") -> Iterator[None]:
         exit_with(error, config)
 
 
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Let Ctrl-C end a command in one line."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write("\nstopped\n")
+        sys.exit(INTERRUPTED)
+
+
 def wants_traceback() -> bool:
     """Whether the user set HYDRA_FULL_ERROR=1, which `hydra_command` overwrites."""
     return os.environ.get("LLAMA_LAB_TRACEBACK") == "1"
@@ -157,6 +167,7 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(one for one in text.split(",") if one)
 
 
+@stoppable()
 def compare_command() -> None:
     """`llama-lab-compare RUN_OR_STUDY...`."""
     parser = of_runs("compare", "Compare any runs and studies: writes report.html and summary.csv, and prints a table.")
@@ -184,6 +195,7 @@ def compare_command() -> None:
             compare(args.paths, group_by, args.baseline, args.out, args.title, trust, args.export, args.overwrite)
 
 
+@stoppable()
 def tensorboard_command() -> None:
     """`llama-lab-tensorboard RUN_OR_STUDY...`."""
     about = "Open TensorBoard on runs and studies, with short names. Any flag of TensorBoard's may follow."
@@ -194,6 +206,7 @@ def tensorboard_command() -> None:
         open_tensorboard(args.paths, flags)
 
 
+@stoppable()
 def convert_command() -> None:
     """`llama-lab-convert import MODEL DEST` and `llama-lab-convert export RUN DEST`."""
     about = "Exchange models with Hugging Face's transformers, as safetensors."

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -355,6 +356,13 @@ def test_the_commands_are_listed(in_process: Callable[..., Ran]) -> None:
     ran = in_process(main, "llama-lab", "--help")
     assert (ran.code, ran.err) == (0, "")
     assert re.findall(r"^  (\w+)  ", ran.out, re.MULTILINE) == [*COMMANDS]
+
+
+@pytest.mark.parametrize("words", ["compare runs", "convert export run out", "tensorboard runs"])
+def test_ctrl_c_ends_any_command_in_one_line(words: str, in_process: Callable[..., Ran]) -> None:
+    with patch("llama_lab.cli.user_errors", side_effect=KeyboardInterrupt):
+        ran = in_process(main, "llama-lab", *words.split())
+    assert (ran.code, ran.out, ran.err) == (130, "", "\nstopped\n")
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from llama_lab.config.schema import check_kinds, default_settings, groups
 from llama_lab.config.trust import Trust
 from llama_lab.launching.process import first_rank_first, follow_launcher
 from llama_lab.training.prepare import (
+    OF_MODES,
     check_complete,
     check_devices,
     check_effects,
@@ -87,7 +88,11 @@ def mode_command(mode: str, value: str | None = None) -> None:
     for word in words:
         if "=" in word and (key := override_key(word)) in MODES:
             exit_with(ConfigError(f"{word}: asks for llama-lab {key}; leave it out of llama-lab {mode}"))
-    if value is None and not {*HELP} & {*words}:
+    if {*HELP} & {*words}:
+        value = None
+        if {*words} <= {*HELP}:
+            words += [mode, *(key for key, (asking, _) in OF_MODES.items() if asking == mode)]
+    elif value is None:
         if not words or words[0].startswith("-"):
             exit_with(ConfigError(f"llama-lab {mode}: misses what to {mode}, which comes first; see llama-lab --help"))
         value, *words = words

@@ -1,14 +1,17 @@
 """`--help NAME`: groups, options and keys, explained by the comments of the YAML files."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from llama_lab.cli import main
 from llama_lab.config.components import CONF_DIR
 from llama_lab.config.explain import comment, nodes
 from llama_lab.config.schema import groups, keys_of, option_file, options
-from tests.conftest import Command
+from tests.conftest import Command, Ran
 
 REPEATED = ("data.source", "data.probe", "model.ffn.activation")  # hold what other keys say
 
@@ -71,6 +74,22 @@ def test_the_user_s_own_options_are_explained_like_ours(command: Command, tmp_pa
     assert "train.tokens=7000000.0 twice" in words(command(*folder, "--help", "experiment=mine").out)
     searched = command("--help", "norm", f"hydra.searchpath=[file://{tmp_path}]")
     assert "norm=mine" in words(searched.out)
+
+
+@pytest.mark.parametrize(
+    ("command", "keys"),
+    {
+        "estimate": ["estimate", "device", "estimate_mfu"],
+        "draw": ["draw", "draw_against"],
+        "measure": ["measure"],
+    }.items(),
+)
+def test_a_command_that_does_not_train_explains_its_own_keys(
+    command: str, keys: list[str], in_process: Callable[..., Ran]
+) -> None:
+    ran = in_process(main, "llama-lab", command, "--help")
+    assert (ran.code, ran.err) == (0, "")
+    assert re.findall(r"^  (\w+)=", ran.out, re.MULTILINE) == keys
 
 
 def test_the_settings_of_an_evaluation_are_explained(evaluating: Command) -> None:

@@ -87,6 +87,7 @@ def test_an_unfinished_run_may_write_and_says_so(evaluating: Command, endless: P
 
 PART = "eval.parts=[loss]"
 REFUSED = {  # the overrides beside run=, by what is said of them
+    "--multirun: there is nothing to sweep here": "--multirun seed=1,2",
     "run=: is empty and sets nothing": "run=",
     "run=n*pe: holds no run": "run=n*pe",
     "eval.parts: los is no part (did you mean loss?); choose of loss, ": "eval.parts=[los]",
@@ -124,6 +125,7 @@ def test_what_cannot_be_is_answered_in_one_line(message: str, evaluating: Comman
     (line,) = ran.err.splitlines()
     assert line.startswith(f"error: {message}")
     assert not (learned / "eval.json").exists()
+    assert not list(ran.cwd.iterdir())
 
 
 def test_without_one_run_to_evaluate_it_says_what_to_write(evaluating: Command, endless: Path, learned: Path) -> None:

@@ -20,7 +20,6 @@ from llama_lab.config.components import CONF_DIR, register_resolvers, report_com
 from llama_lab.config.composing import run_config
 from llama_lab.config.explain import HELP, explain, read_help
 from llama_lab.config.grammar import is_launched, override_key, to_hydra
-from llama_lab.config.layers import shallower
 from llama_lab.config.messages import USER_ERRORS, exit_with, is_unreadable, one_line
 from llama_lab.config.schema import check_kinds, default_settings, groups
 from llama_lab.config.trust import Trust
@@ -362,9 +361,8 @@ def draw_model(cfg: DictConfig, choices: Choices) -> None:
 
 def estimate_run(cfg: DictConfig, choices: Choices) -> None:
     """Print an estimate of a run's memory and time, and train nothing."""
-    small, _, _ = shallower(cfg)  # else what is listed by layers would be long
-    check_run(small, choices)
-    check_effects([small], HydraConfig.get().overrides.task)
+    check_run(cfg, choices)
+    check_effects([cfg], HydraConfig.get().overrides.task)
     from llama_lab.estimate.estimate import estimate_training  # after the checks: torch takes seconds to import
     from llama_lab.estimate.table import print_estimate
     from llama_lab.util.display import quiet_libraries

@@ -418,6 +418,7 @@ VALUES = {f"{key}=abc": f"{key}=abc: " for key in NUMBERS.split()} | {
     f"{GLOBAL}=[0,8]": r"pattern.global.at=\[0, 8\]: there is no layer 8; the layers are 0 to 1",
     f"position=alibi model.attention.qk_norm=head {ROTATED}": f"{ROTATED}: the position encoding .*position=rope",
     "arch=gemma3 model.n_layers=3000": "model.n_layers=3000: at most 2048 layers",
+    "estimate=true model.n_layers=1000000000": "model.n_layers=1000000000: at most 2048 layers are built; use fewer",
     "model.n_layers=0": "model.n_layers=0: must be a positive whole number",
     "model.vocab_size=1000000000000": "model.vocab_size=1000000000000: must be a positive.*at most",
     "train.batch_size=0": "train.batch_size=0: must be a positive whole number",

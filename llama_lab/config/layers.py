@@ -7,10 +7,8 @@ A rule selects layers and overrides keys of `model`, or options of a group, in t
       nope: {at: [0, -1], position: none}
 """
 
-import re
 from dataclasses import dataclass
 from itertools import combinations
-from math import lcm
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -63,28 +61,6 @@ def different_layers(pattern: Any, *, _root_: DictConfig) -> ListConfig:
             problem = f"changes {key} in every layer, and leaves model.{key} idle"
             raise ConfigError(f"pattern: {problem}; set that instead, or leave a layer out")
     return OmegaConf.create([{"at": rule.layers} | rule.parts for rule in rules if rule.parts], parent=_root_.model)
-
-
-def shallower(cfg: DictConfig) -> tuple[DictConfig, DictConfig, int]:
-    """Two models small enough to build, and the factor that extrapolates costs from them to the depth of `cfg`.
-
-    Costs are linear in the number of periods of the layer pattern. Both are `cfg` itself if it can be built. Raises
-    ConfigError for a pattern of too long a period.
-    """
-    depth = cfg.model.n_layers
-    if not isinstance(depth, int) or depth <= MOST_LAYERS:
-        return cfg, cfg, 0
-    rules: Any = OmegaConf.to_container(cfg.pattern, resolve=True) if cfg.pattern else {}
-    numbers = [int(n) for rule in rules.values() for n in re.findall(r"\d+", str(rule.get("at")))]
-    period = lcm(*(n for n in numbers if n))  # of the slices, and beyond single layers at either end
-    if 4 * period > MOST_LAYERS:
-        check_depth(depth)
-    first = 2 * period + depth % period
-
-    def of_depth(n_layers: int) -> Any:
-        return OmegaConf.merge(cfg, {"model": {"n_layers": n_layers}})
-
-    return of_depth(first), of_depth(first + period), (depth - first) // period
 
 
 def read_rules(pattern: Any, model: DictConfig) -> list[Rule]:
@@ -195,5 +171,4 @@ def check_depth(n_layers: int) -> None:
     """Raise ConfigError for no layers, or more than are built."""
     require_positive("model.n_layers", n_layers, or_null=False)
     if n_layers > MOST_LAYERS:
-        advice = "use fewer, or see what so many would take with estimate=true"
-        raise ConfigError(f"model.n_layers={n_layers}: at most {MOST_LAYERS} layers are built; {advice}")
+        raise ConfigError(f"model.n_layers={n_layers}: at most {MOST_LAYERS} layers are built; use fewer")

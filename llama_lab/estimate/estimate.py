@@ -17,8 +17,7 @@ Not counted: the CUDA context, NCCL's buffers, kernel workspaces and fragmentati
 
 import math
 from collections.abc import Callable, Iterator
-from copy import copy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
 from typing import Any
@@ -29,7 +28,6 @@ from torch import nn
 from torch.utils.benchmark import Timer
 
 from llama_lab.config.components import build, model_cost
-from llama_lab.config.layers import shallower
 from llama_lab.data.data_module import micro_batches_per_step, multiples_around
 from llama_lab.data.objectives import kind_of
 from llama_lab.data.open import is_probe, open_probe
@@ -113,20 +111,6 @@ class MemoryModel:
         """The cost of the model."""
         return model_cost(self.model)
 
-    def repeat(self, deeper: "MemoryModel", times: int) -> "MemoryModel":
-        """That of a model which has what `deeper` has beyond this one so many times."""
-
-        def grow(a: Any, b: Any) -> Any:
-            return a if a is None else a + times * (b - a)
-
-        grown = copy(self)
-        for name in ("params", "outside", "largest_block", "kept_linear", "optimizer", "recomputed"):
-            setattr(grown, name, grow(getattr(self, name), getattr(deeper, name)))
-        costs = asdict(deeper.cost)
-        grown.cost = Cost(**{name: grow(value, costs[name]) for name, value in asdict(self.cost).items()})
-        grown._activations = cache(lambda *of: grow(self._measure(*of), deeper._measure(*of)))
-        return grown
-
     def memory(self, setup: Setup) -> Memory:
         """The memory of one device at the peak of a step."""
         fixed = self._fixed_memory(setup)
@@ -167,13 +151,6 @@ class MemoryModel:
     def _new_footprint(self, dtype: torch.dtype, seq_len: int) -> Footprint:
         cfg: Any = OmegaConf.merge(self.cfg, {"model": {"max_seq_len": seq_len}})
         return Footprint(cfg, self.vocab_size, self.steps, dtype, self.mixed)
-
-
-def memory_model(cfg: DictConfig, vocab_size: int, steps: int, precision: str) -> MemoryModel:
-    """The memory of a run, of a model of any depth."""
-    first, second, times = shallower(cfg)
-    model = MemoryModel(first, vocab_size, steps, precision)
-    return model.repeat(MemoryModel(second, vocab_size, steps, precision), times) if times else model
 
 
 @dataclass(frozen=True)
@@ -248,17 +225,17 @@ def estimate_training(cfg: DictConfig) -> Estimate:
     precision = choose_precision(cfg.trainer.precision, accelerator, has_bf16=True)
     if accelerator == "gpu" and not precision.startswith("bf16"):
         raise ConfigError(f"trainer.precision={precision}: only peaks of bf16 are known; choose auto or bf16-true")
-    check_small_updates(shallower(cfg)[0], precision)
+    check_small_updates(cfg, precision)
     setup = asked_setup(cfg)
     vocab_size, vocabulary = expected_vocabulary(cfg)
     steps = budget_steps(cfg, setup.batch_size)
     layouts = [setup] if setup.sharded or setup.devices == 1 else [setup, replace(setup, sharded=True)]
     try:
-        model = memory_model(cfg, vocab_size, steps, precision)
+        model = MemoryModel(cfg, vocab_size, steps, precision)
         columns = [column_of(layout, model, USABLE * device.memory) for layout in layouts]
         if cfg.train.recompute != "block" and not all(column.fits for column in columns):
             smaller: Any = OmegaConf.merge(cfg, {"train": {"recompute": "block"}})
-            other = memory_model(smaller, vocab_size, steps, precision)
+            other = MemoryModel(smaller, vocab_size, steps, precision)
             columns = [c if c.fits else replace(c, recomputing=other.memory(c.setup).total) for c in columns]
     except RuntimeError as error:  # of a tensor whose bytes do not fit into 64 bits
         if "overflow" not in str(error):

@@ -14,7 +14,6 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import ProfilerActivity, profile
 
-from llama_lab.config import layers
 from llama_lab.config.components import build
 from llama_lab.devices.performance import DEVICES, device_memory, options
 from llama_lab.estimate import activations
@@ -27,7 +26,6 @@ from llama_lab.estimate.estimate import (
     alternatives,
     column_of,
     estimate_training,
-    memory_model,
 )
 from llama_lab.estimate.table import gigabytes, verdicts
 from llama_lab.model import Decoder, attention, loss
@@ -358,24 +356,6 @@ def test_recomputing_blocks_takes_up_to_a_third_more_time_and_lowers_mfu() -> No
         assert estimate.reached_mfu * estimate.seconds == pytest.approx(plain.reached_mfu * plain.seconds)
     assert 1.25 < block.seconds / plain.seconds < 4 / 3
     assert 1.05 < attention.seconds / plain.seconds < 1.15
-
-
-@pytest.mark.parametrize("overrides", [("arch=llama",), ("arch=gemma2",), ("train.recompute=block", "optim=muon")])
-@pytest.mark.slow
-def test_a_model_too_deep_to_build_has_its_cost(overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    cfg = compose_config("estimate=true", "device=h100", "size=pico", "model.n_layers=23", *overrides)
-    if cfg.model.attention.get("window") is not None:
-        cfg.model.attention.window = 16
-    built = estimate_training(cfg)
-    monkeypatch.setattr(layers, "MOST_LAYERS", 22)
-    assert estimate_training(cfg) == built
-
-
-def test_a_billion_layers_are_estimated() -> None:
-    one, two, many = (
-        memory_model(compose_config("size=pico", f"model.n_layers={n}"), 97, 100, "bf16-mixed") for n in (1, 2, 10**9)
-    )
-    assert many.params == many.cost.params == one.params + (10**9 - 1) * (two.params - one.params)
 
 
 # What fits

@@ -74,7 +74,10 @@ def search_path_targets() -> frozenset[str]:
 
 
 def stored_config(file: Path) -> DictConfig:
-    """Read a stored config, see `read_stored`. Raises ConfigError for a file that holds none."""
+    """Read a stored config with every `${...}` as text, so that it cannot read environment variables.
+
+    Raises ConfigError for a file that holds none.
+    """
     return DictConfig(with_text(stored_settings(file), escape))
 
 
@@ -87,16 +90,8 @@ def stored_settings(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{damage}; restore the file, or train the run again") from error
 
 
-def read_stored(file: Path) -> DictConfig:
-    """Read a stored config with every `${...}` as text, so that it cannot read environment variables.
-
-    Raises YAML's errors, and ValueError for a file that holds no settings, or was altered since it was written.
-    """
-    return DictConfig(with_text(read_settings(file), escape))
-
-
 def read_settings(file: Path) -> dict[str, Any]:
-    """The same as plain containers."""
+    """The same, but raises YAML's errors, and ValueError for a file that holds no settings, or was altered."""
     settings: dict[str, Any] = with_text(_settings(read_stamped(file)), unescape)
     return settings
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from llama_lab.config.components import build_model
-from llama_lab.config.trust import Trust, read_stored
+from llama_lab.config.trust import Trust
 from llama_lab.data.dataset import Dataset
 from llama_lab.data.open import open_dataset
 from llama_lab.data.tokenizer import TextTokenizer
@@ -65,8 +65,8 @@ def load_run(path: Path, trust: Trust = Trust(), weights: str = "last") -> Train
     if not folder.checkpoint.exists():
         raise ConfigError(f"run={path}: has no checkpoint yet, {folder.checkpoint.name}; train it on, or restore it")
     environment = Environment.load(path, needs=("vocab_size", "tokenizer_hash", "data_hash"))
+    cfg = folder.config()
     with reading(path, RESOLVED):
-        cfg = read_stored(path / RESOLVED)
         if missing := [part for part in PARTS if part not in cfg]:
             raise ValueError(f"it has no {', '.join(missing)}")
     trust.check(cfg, f"run={path}: its {RESOLVED}", lambda package: f"trust=[{package}]")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from llama_lab.config.components import packaged_targets
-from llama_lab.config.trust import read_stored
+from llama_lab.config.trust import stored_config
 from llama_lab.evaluation.load import load_run
 from llama_lab.runs.folder import write_yaml
 from llama_lab.util.errors import ConfigError
@@ -97,5 +97,5 @@ def test_the_components_of_this_command_s_config_dir_are_known(
 def test_what_a_run_writes_is_read_whatever_the_text(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     file = tmp_path_factory.mktemp("yaml") / "resolved.yaml"
     write_yaml({"a": text, "b": [text, {"c": 1e-5}]}, file)
-    assert OmegaConf.to_container(read_stored(file), resolve=True) == {"a": text, "b": [text, {"c": 1e-5}]}
+    assert OmegaConf.to_container(stored_config(file), resolve=True) == {"a": text, "b": [text, {"c": 1e-5}]}
     assert OmegaConf.load(file).a == text  # for those who read it without us

@@ -15,14 +15,13 @@ class Site:
 
     launcher: the option of `hydra/launcher`. accelerators: those that runs may ask for, the one for `auto` first. gpus:
     of each run, if the launcher assigns them. elsewhere: whether runs may train on other machines than this one.
-    several_nodes: whether a run may span several. slots: how many runs train at a time; None if a cluster decides.
+    slots: how many runs train at a time; None if a cluster decides.
     """
 
     launcher: str
     accelerators: tuple[str, ...]
     gpus: int | None = None
     elsewhere: bool = False
-    several_nodes: bool = True
     slots: int | None = None
 
     def hardware(self, trainer: DictConfig, micro_batches: int) -> Hardware:
@@ -41,9 +40,6 @@ class Site:
                 gives = f"hydra/launcher={self.launcher} gives each run hydra.launcher.gpus_per_run={self.gpus}"
                 raise ConfigError(f"trainer.devices={trainer.devices}: {gives}; set that, and leave this out")
             trainer.devices = self.gpus
-        if not self.several_nodes and trainer.num_nodes not in (1, "auto"):
-            launcher = self.launcher.capitalize()
-            raise ConfigError(f"trainer.num_nodes={trainer.num_nodes}: {launcher} gives each run one node; set it to 1")
         if not self.elsewhere:
             return choose_hardware(trainer, micro_batches)
         check_strategy(trainer.strategy)

@@ -19,7 +19,7 @@ from llama_lab.config.grammar import override_key, typed_flags
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.config.schema import belongs
 from llama_lab.devices.site import Site
-from llama_lab.training.prepare import check_effects, requested_run
+from llama_lab.training.prepare import check_devices, check_effects, requested_run
 from llama_lab.training.run import Run
 from llama_lab.training.stop import StopRequest
 from llama_lab.training.warm_start import check_start
@@ -186,6 +186,8 @@ def composed_run(loader: ConfigLoader, config: DictConfig, overrides: list[str],
     cfg = loader.load_sweep_config(config, overrides)
     typed = list(cfg.hydra.overrides.task)
     run_cfg, choices = run_config(cfg, dict(cfg.hydra.runtime.choices))
+    if site:
+        check_devices(run_cfg, site.launcher)
     run = requested_run(run_cfg, choices, typed, site)
     check_effects([run_cfg], typed)
     return run

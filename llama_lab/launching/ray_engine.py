@@ -81,7 +81,7 @@ class RayEngine(Engine):
         if accelerator == "cpu" and settings.gpus_per_run != 1:
             raise setting_error("gpus_per_run", settings.gpus_per_run, "the runs train on the CPU; leave it out")
         gpus = max(1, int(settings.gpus_per_run))
-        self.site = Site("ray", (accelerator,), gpus=gpus, elsewhere=elsewhere, several_nodes=False)
+        self.site = Site("ray", (accelerator,), gpus=gpus, elsewhere=elsewhere)
         self._options = {
             "num_cpus": settings.cpus_per_run,
             "num_gpus": settings.gpus_per_run if accelerator == "gpu" else 0,

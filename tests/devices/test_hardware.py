@@ -142,6 +142,8 @@ def test_in_a_sweep_inside_one_process_auto_is_one_device_and_launchers_with_pro
         check_devices(cfg, launcher)
         expected = 1 if launcher in ("basic", "joblib") else "auto"
         assert (cfg.trainer.devices, cfg.trainer.num_nodes) == (expected, expected)
+    with pytest.raises(ConfigError, match=r"trainer\.num_nodes=2: hydra/launcher=ray trains on one machine; set"):
+        check_devices(compose_config("trainer.num_nodes=2"), "ray")
     with pytest.raises(ConfigError, match=r"trainer\.devices=-1: hydra/launcher=basic trains on one device"):
         check_devices(compose_config("trainer=ddp"), "basic")
 

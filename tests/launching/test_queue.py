@@ -143,6 +143,8 @@ def test_workers_see_the_gpus_of_their_slot_alone(sweep: Sweep, monkeypatch: pyt
     assert refused.code == 2
     told = "trainer.devices=2: hydra/launcher=local_gpus gives each run hydra.launcher.gpus_per_run=1; set that"
     assert told in refused.err
+    several = sweep(*on_gpus, "trainer.num_nodes=2", "seed=1")
+    assert "trainer.num_nodes=2: hydra/launcher=local_gpus trains on one machine" in several.err
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     monkeypatch.setenv("LOCAL_RANK", "0")
     ran = sweep(*on_gpus, "hydra.launcher.slots_per_gpu=2", "seed=3,4,5,6")

@@ -59,8 +59,8 @@ def test_slots_that_are_not_there_are_refused(values: dict[str, Any], accelerato
     assert str(error.value).startswith(f"hydra.launcher.{message}")
 
 
-ON_GPUS = Site("ray", ("gpu",), gpus=1, elsewhere=True, several_nodes=False)
-ON_CPUS = Site("ray", ("cpu",), gpus=1, elsewhere=True, several_nodes=False)
+ON_GPUS = Site("ray", ("gpu",), gpus=1, elsewhere=True)
+ON_CPUS = Site("ray", ("cpu",), gpus=1, elsewhere=True)
 ON_SLURM = Site("slurm", ("cpu", "gpu"), elsewhere=True)
 
 
@@ -72,7 +72,6 @@ ON_SLURM = Site("slurm", ("cpu", "gpu"), elsewhere=True)
             ["trainer.devices=2"],
             "trainer.devices=2: hydra/launcher=ray gives each run hydra.launcher.gpus",
         ),
-        (ON_CPUS, ["trainer=cpu", "trainer.num_nodes=2"], "trainer.num_nodes=2: Ray gives each run one node; set it"),
         (ON_CPUS, ["trainer=cpu", "trainer.precision=fp8"], "trainer.precision=fp8: this cpu cannot train in it"),
         (ON_SLURM, ["trainer.devices=-1"], "trainer.devices=-1: hydra/launcher=slurm needs a number"),
         (ON_SLURM, ["trainer.accelerator=tpu"], "trainer.accelerator=tpu: hydra/launcher=slurm supports auto, gpu and"),

@@ -87,7 +87,7 @@ def stored_settings(file: Path) -> dict[str, Any]:
         return read_settings(file)
     except Exception as error:  # of YAML or OmegaConf, without a common base
         damage = f"{file}: is damaged, {first_line(error)}"
-        raise ConfigError(f"{damage}; restore the file, or train the run again") from error
+        raise ConfigError(f"{damage}; restore the file, or train the run again with overwrite=true") from error
 
 
 def read_settings(file: Path) -> dict[str, Any]:

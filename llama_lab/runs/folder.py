@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from llama_lab.config.schema import (
 )
 from llama_lab.config.trust import stored_config, unescape, with_text
 from llama_lab.data.hub import make_absolute
-from llama_lab.util.errors import ConfigError, FinishedRunError, first_line
+from llama_lab.util.errors import ConfigError, FinishedRunError
 from llama_lab.util.files import discard, read_stamped, replace_text, stamped
 
 from .checkpoint import checkpoint_step, existing, go_back_to, newest_whole, stable
@@ -149,23 +149,6 @@ class RunFolder:
         """Replace the status; `message` says why, in one line."""
         Status(status, message).save(self.path)
 
-    def check_files(self, setting: str, remedy: str) -> None:
-        """Raise ConfigError, which names `setting` and `remedy`, if a file needed for resuming is damaged."""
-        readers: dict[str, Callable[[Path], object]] = {
-            Status.FILE: Status.load,
-            Environment.FILE: Environment.load,
-            OVERRIDES: read_overrides,
-            RESOLVED: lambda path: stored_config(path / RESOLVED),
-        }
-        for file, read in ((self.path / name, read) for name, read in readers.items()):
-            try:
-                if file.exists():
-                    read(self.path)
-            except ConfigError as error:
-                if (damage := error.__cause__) is None:
-                    raise
-                raise ConfigError(f"{setting}: {file} is damaged, {first_line(damage)}; {remedy}") from error
-
     def check(self, cfg: DictConfig, choices: Mapping[str, str]) -> None:
         """Raise ConfigError unless `cfg` of these choices per group may start or resume here. Writes nothing."""
         if cfg.resume and cfg.overwrite:
@@ -183,7 +166,7 @@ class RunFolder:
             return
         if cfg.overwrite or not (self.path / RESOLVED).exists():  # without it: killed as it started, or cleared
             return
-        self.check_files("name", "restore it, choose another name, or start over with overwrite=true")
+        read_overrides(self.path)  # as training will, after it has begun
         before = Environment.load(self.path)
         finished = Status.load(self.path).status == "done"
         changed = self.changed_keys(cfg, EXTENDABLE if cfg.resume else CHANGEABLE)

@@ -95,4 +95,4 @@ def reading(path: Path, name: str) -> Iterator[None]:
         yield
     except Exception as error:  # of yaml, json, tokenizers or the file system
         damage = f"run={path}: its {name} is damaged, {first_line(error)}"
-        raise ConfigError(f"{damage}; restore the file, or train the run again") from error
+        raise ConfigError(f"{damage}; restore the file, or train the run again with overwrite=true") from error

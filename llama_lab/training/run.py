@@ -97,8 +97,7 @@ def new_run(
     folder = RunFolder(Path(cfg.measure or cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if cfg.resume:
         with report_disk_errors(f"resume={cfg.resume}"):
-            folder.check_files(f"resume={cfg.resume}", "restore it, or train the run again")
-        label = folder.environment.label
+            label = folder.environment.label
         cfg = with_earlier_warmup(cfg, folder, steps)
         arm_folder = folder.path.absolute().parent
         name, arm = arm_folder.parent.name, arm_folder.name

@@ -460,7 +460,7 @@ BAD = {  # what else cannot work: overrides, how the line about them begins, and
     "tokenizer=bpe tokenizer.vocab_size=1000000000000": ("tokenizer.vocab_size=1000000000000: must be", ""),
     "runs_dir=" + 300 * "r": ("runs_dir=rrrr", "File name too long"),
     "hydra/launcher=local_gpus": ("hydra/launcher=local_gpus: starts the runs of a sweep", "--multirun"),
-    "plan=true": ("plan=true: no such key any more; it is called estimate", ""),
+    "plan=true": ("plan=true: no such key (did you mean estimate?)", ""),
 }
 FIXES = ("; ", "must ", "did you mean", "such as")
 

@@ -22,12 +22,7 @@ from .schema import COMPONENTS, flatten, groups, keys_of, option_file, options, 
 
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
 CLOSE = 0.6  # difflib's default cutoff
-RENAMED = {
-    "plan": "estimate",
-    "plan_mfu": "estimate_mfu",
-    "logger.wandb_project": "logger.project",
-}  # keys of earlier versions
-# What other programs call a key of ours: whole names, or their last parts.
+# What other programs and earlier versions call a key of ours: whole names, or their last parts.
 ELSEWHERE = {
     "train.micro_batch_size": "grad_accum gradient_accumulation gradient_accumulation_steps accumulate_grad_batches",
     "train.tokens": "epochs max_epochs max_steps max_iters num_train_epochs",
@@ -36,6 +31,8 @@ ELSEWHERE = {
     "model.hidden_dim": "ffn.hidden_dim ffn.hidden_size ffn.dim intermediate_size ffn_dim d_ff",
     "model.dim": "hidden_size d_model n_embd",
     "bias": "model.bias use_bias",
+    "estimate": "plan",
+    "estimate_mfu": "plan_mfu",
 }
 OF_ELSEWHERE = {name: key for key, names in ELSEWHERE.items() for name in names.split()}
 
@@ -87,8 +84,6 @@ def unknown_key(key: str, config: str, typed: Sequence[str]) -> str:
     problem = f"{key}={typed_value(key, typed)}: no such key"
     if config != "config":
         return f"{problem}{suggestion(key, known_keys(config, typed))}; `--cfg job` shows them all, `--help` the groups"
-    if key in RENAMED:
-        return f"{problem} any more; it is called {RENAMED[key]}"
     if key.startswith("model.ffn.expert."):
         return f"{problem}; experts have the settings of their option of ffn; choose one with expert=, or add your own"
     if having := options_defining(key):

@@ -93,7 +93,7 @@ OFF = {
     "logger=wandb logger.mode=later": "logger.mode=later: unknown; choose auto | online | offline",
     "logger=wandb logger.project=mine/too": "logger.project=mine/too: W&B takes none of ",
     f"logger=wandb logger.tags=[{'x' * 65}]": r"logger.tags=\[x{65}\]: W&B takes tags of 1 to 64 letters",
-    "logger=wandb logger.wandb_project=mine": "logger.wandb_project=mine: no such key any more; it is called ",
+    "logger=wandb logger.wandb_project=mine": r"logger.wandb_project=mine: no such key \(did you mean logger.project",
 }
 
 

@@ -23,7 +23,6 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config.schema import CHANGEABLE
 from llama_lab.config.trust import stored_settings
 from llama_lab.devices.site import Site
-from llama_lab.runs import environment
 from llama_lab.runs.folder import changes, resolved, write_yaml
 from llama_lab.util.errors import INTERRUPTED, ConfigError
 
@@ -147,7 +146,6 @@ class SlurmEngine(Engine):
         self._infos: dict[QueuedRun, JobInfo] = {}  # of all started runs, as squeue shows them, or showed them last
         self._over_since: dict[QueuedRun, float] = {}
         self._reported: set[str] = set()
-        self._warned = False
 
     def open(self) -> str:
         """The partition; nothing needs to be acquired."""
@@ -191,7 +189,6 @@ class SlurmEngine(Engine):
 
     def _submit(self, same: Sequence[QueuedRun]) -> None:
         """Submit runs of one shape as an array of jobs."""
-        self._warn_if_dirty()
         arrays = arrays_of(same)
         arrays.mkdir(parents=True, exist_ok=True)
         folder = Path(mkdtemp(prefix=time.strftime("%m%d-%H%M-"), dir=arrays))
@@ -211,14 +208,6 @@ class SlurmEngine(Engine):
         )
         for number, queued in enumerate(same):
             self._infos[queued] = self._watch.expect(f"{array}_{number}", folder)
-
-    def _warn_if_dirty(self) -> None:
-        """Warn once if the source tree is dirty: jobs import it when they start, which may be days from now."""
-        git = None if self._warned else environment.git_state(Path(environment.__file__).parent)
-        self._warned = True
-        if git and git.dirty:
-            warning = "warning: the source tree has uncommitted changes, and jobs that wait import it as it is then"
-            print(warning, file=sys.stderr)
 
     def poll(self, queued: QueuedRun) -> int | str | None:
         """The exit status that the batch script wrote; without one, the final state of the job."""

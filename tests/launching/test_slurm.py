@@ -21,7 +21,6 @@ from llama_lab.devices.hardware import Hardware
 from llama_lab.launching import slurm_engine, slurm_script
 from llama_lab.launching.settings import SlurmSettings
 from llama_lab.launching.slurm_engine import JobInfo
-from llama_lab.runs.stored import Git
 from llama_lab.util.errors import ConfigError
 from tests.conftest import TRAIN, RunTrain
 from tests.launching.conftest import TRAINING, Launcher, Sweep, ended, folder, mark, sessions, status
@@ -421,11 +420,3 @@ def test_jobs_whose_files_another_launcher_has_deleted_ended_as_their_runs_did(
     engine._infos[queued] = JobInfo("7_0", "RUNNING", "None", tmp_path / "deleted")
     assert engine.poll(queued) == 0
     engine.close([])
-
-
-def test_uncommitted_changes_are_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    engine = slurm_engine.SlurmEngine(SlurmSettings(), PRINTS)
-    monkeypatch.setattr(slurm_engine.environment, "git_state", lambda folder: Git("c", dirty=True))
-    engine._warn_if_dirty()
-    engine._warn_if_dirty()
-    assert capsys.readouterr().err.count("warning: the source tree has uncommitted changes") == 1

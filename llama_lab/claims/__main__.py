@@ -76,7 +76,7 @@ def run(claim: Claim, overrides: Sequence[str]) -> None:
     archive = archive_of(claim, device_here())
     name = f"claims-{claim.name}-{archive.stem}"
     folder = Path("runs") / name
-    if claim.source:
+    if claim.lacks_source:
         train(claim, "source", claim.source)
     plan = plan_of(claim)
     if archive.exists():

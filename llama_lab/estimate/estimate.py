@@ -334,22 +334,8 @@ def column_of(setup: Setup, model: MemoryModel, limit: float) -> Column:
     """A setup's memory, and if that exceeds `limit` bytes, the nearest setup that fits."""
     if model.fits(setup, limit):
         return Column(setup, model.memory(setup), True, None)
-    worlds, contexts = within_reach(setup, model.builds)
-    least = (Setup(True, worlds[-1], worlds[-1], 1, contexts[-1]), replace(setup, micro_batch=1))
-    hope = any(model.fits(one, limit) for one in least)  # without it, every one would be measured
-    others = alternatives(setup, model.builds) if hope else ()
-    return Column(setup, model.memory(setup), False, next((s for s in others if model.fits(s, limit)), None))
-
-
-def within_reach(setup: Setup, builds: Callable[[int], bool]) -> tuple[list[int], list[int]]:
-    """Numbers of devices, each twice the one before, and contexts, each half, as far as the model `builds` with it."""
-    worlds = [max(setup.devices, 2)]
-    while 2 * worlds[-1] <= MOST_DEVICES:
-        worlds.append(2 * worlds[-1])
-    contexts = [setup.seq_len]
-    while contexts[-1] // 2 > 1 and builds(contexts[-1] // 2):
-        contexts.append(contexts[-1] // 2)
-    return worlds, contexts
+    nearest = next((s for s in alternatives(setup, model.builds) if model.fits(s, limit)), None)
+    return Column(setup, model.memory(setup), False, nearest)
 
 
 def alternatives(setup: Setup, builds: Callable[[int], bool]) -> Iterator[Setup]:
@@ -359,7 +345,12 @@ def alternatives(setup: Setup, builds: Callable[[int], bool]) -> Iterator[Setup]
     doublings and halvings. builds: whether there is a model with a context.
     """
     yield from smaller_micro_batches(setup)
-    worlds, contexts = within_reach(setup, builds)
+    worlds = [max(setup.devices, 2)]
+    while 2 * worlds[-1] <= MOST_DEVICES:
+        worlds.append(2 * worlds[-1])
+    contexts = [setup.seq_len]
+    while contexts[-1] // 2 > 1 and builds(contexts[-1] // 2):
+        contexts.append(contexts[-1] // 2)
     changes = product(range(len(contexts)), range(len(worlds)))
     for halved, doubled in sorted(changes, key=lambda times: (times[0] > 0, sum(times), times[0])):
         world = worlds[doubled]

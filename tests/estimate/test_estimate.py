@@ -551,18 +551,6 @@ def test_a_command_of_an_estimate_that_cannot_be_made_is_refused_in_one_line(beg
     assert list(ran.cwd.iterdir()) == []
 
 
-@pytest.mark.slow
-def test_a_model_that_fits_nowhere_is_measured_in_few_setups(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    measured: list[int] = []
-    activation_bytes = Footprint.activation_bytes
-    monkeypatch.setattr(Footprint, "activation_bytes", lambda self, n: measured.append(n) or activation_bytes(self, n))
-    (column,) = estimated_on("h100", "size=pico", "model.n_layers=1000000000").columns
-    assert (column.fits, column.nearest) == (False, None)
-    assert len(measured) == 6, "the setup, the smallest one, and the setup with recomputation, each at two depths"
-
-
 def test_without_a_gpu_an_estimate_is_of_this_machine_s_cpu() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")

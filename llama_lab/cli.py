@@ -23,7 +23,7 @@ from llama_lab.config.grammar import is_launched, override_key, to_hydra
 from llama_lab.config.messages import USER_ERRORS, exit_with, is_unreadable, one_line
 from llama_lab.config.schema import check_kinds, default_settings, groups
 from llama_lab.config.trust import Trust
-from llama_lab.launching.process import first_rank_first, follow_launcher
+from llama_lab.launching.process import first_rank_first, follow_launcher, starts_over
 from llama_lab.training.prepare import (
     OF_MODES,
     check_complete,
@@ -67,7 +67,7 @@ def main() -> None:
 def train_command() -> None:
     """`python train.py`, or `llama-lab-train` if the package is installed. HYDRA_FULL_ERROR=1 shows tracebacks."""
     follow_launcher()
-    anew = " without overwrite=true" if any(override_key(word) == "overwrite" for word in sys.argv) else ""
+    anew = " without overwrite=true" if any(map(starts_over, sys.argv)) else ""
     on_interrupt = f"run the same command{anew} to resume from the last checkpoint, if there is one"
     hydra_command(train_task, "config", on_interrupt)
 
@@ -307,7 +307,7 @@ def train_and_report(cfg: DictConfig, choices: Choices) -> float | None:
             print(f"pruned: {Status.load(run.folder.path).message}; the run's own command would train it further")
         elif outcome == "interrupted":
             sys.stderr.write(f"{Status.load(run.folder.path).message}\n")
-            again = [word for word in sys.argv if override_key(word) != "overwrite"]  # what has just been saved
+            again = [word for word in sys.argv if not starts_over(word)]  # what has just been saved
             sys.stderr.write(f"stopped; go on with the same command:\n  {shlex.join(['python', *again])}\n")
         else:
             sys.stderr.write(

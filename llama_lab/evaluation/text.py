@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from llama_lab.data.tokenizer import TextTokenizer, encode_prompt
 from llama_lab.model import Decoder, Sampling, generate
-from llama_lab.model.generate import check_prompts
+from llama_lab.model.generate import check_prompts, marked
 from llama_lab.util.display import VISIBLE
 from llama_lab.util.errors import ConfigError
 
@@ -112,16 +112,6 @@ def encode_prompts(
     with report_setting():
         check_prompts(model, tokens, length)
     return tokens, length
-
-
-def marked(prompt: list[int], model: Decoder, eot_id: int, is_source: bool = False) -> list[int]:
-    """A prompt with the end of text where `model` has learnt it: before a document, which goes on from the prompt.
-
-    After a source, where the decoder begins with a token of its own; around one of pairs, `is_source`.
-    """
-    own_start = model.start_id is not None
-    begins, ends = is_source or not own_start, is_source or own_start
-    return [eot_id] * begins + prompt + [eot_id] * ends
 
 
 def write_texts(run: TrainedRun, model: Decoder, prompts: Sequence[str], settings: DictConfig) -> None:

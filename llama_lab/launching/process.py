@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from llama_lab.config.grammar import TYPED, is_launched
+from llama_lab.config.grammar import TYPED, is_launched, override_key
 from llama_lab.util.errors import INTERRUPTED
 
 LIFELINE = "LLAMA_LAB_LIFELINE"  # set where standard input is a pipe that closes when the launcher exits
@@ -28,6 +28,11 @@ def program() -> list[str]:
     if spec is None:
         return [sys.executable, str(Path(sys.argv[0]).absolute())]
     return [sys.executable, "-m", spec.name.removesuffix(".__main__")]
+
+
+def starts_over(word: str) -> bool:
+    """Whether this word of a command has it delete its run: one that goes on is without it."""
+    return override_key(word) == "overwrite"
 
 
 def run_variables() -> dict[str, str]:

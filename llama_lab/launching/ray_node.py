@@ -13,7 +13,7 @@ import ray
 
 from llama_lab.util.files import replace_text
 
-from .process import RunProcess
+from .process import RunProcess, starts_over
 
 POLL_SECONDS = 0.05
 
@@ -30,7 +30,7 @@ def work(command: Sequence[str], output: Path, place: Path, environment: Mapping
         return f"{host} has no folder {missing}; all nodes must share runs_dir and this folder"
     record = output.with_name("resolved.yaml")
     if place.exists() and record.exists() and record.stat().st_mtime > place.stat().st_mtime:  # it began, and died
-        command = [argument for argument in command if not argument.startswith("overwrite=")]
+        command = [word for word in command if not starts_over(word)]
     replace_text(place, f"{'gpu ' + '+'.join(gpus) if gpus else 'cpu'} of {host}")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it, and the process would inherit that
     process = RunProcess(command, output, {**environment, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}, folder)

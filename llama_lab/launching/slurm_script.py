@@ -16,7 +16,7 @@ from typing import Any
 from llama_lab.util.errors import ConfigError
 
 from .engine import QueuedRun
-from .process import run_variables, without_ranks
+from .process import run_variables, starts_over, without_ranks
 from .settings import SlurmSettings
 
 SCRIPT = "batch.sh"
@@ -117,9 +117,9 @@ def batch_script(folder: Path, runs: Sequence[QueuedRun], settings: SlurmSetting
 
 def case(queued: QueuedRun) -> str:
     """The shell's settings for a run. One that starts over does so until its record is newer than the job's config."""
-    starts_over = [argument for argument in queued.command if argument.startswith("overwrite=")]
-    kept = [argument for argument in queued.command if argument not in starts_over]
+    anew = [word for word in queued.command if starts_over(word)]
+    kept = [word for word in queued.command if not starts_over(word)]
     found = f"record={shlex.quote(str(queued.folder))} run=({shlex.join(kept)})"
-    if starts_over:
-        found += f'; [ "$record"/resolved.yaml -nt "$files".yaml ] || run+=({shlex.join(starts_over)})'
+    if anew:
+        found += f'; [ "$record"/resolved.yaml -nt "$files".yaml ] || run+=({shlex.join(anew)})'
     return found

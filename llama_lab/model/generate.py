@@ -196,6 +196,16 @@ def _static_step(model: Decoder, tokens: Tensor, positions: Tensor, state: Decod
         return model.embedding.logits(model.run_blocks(tokens, context, state.layers)[:, -1])
 
 
+def marked(prompt: list[int], model: Decoder, eot_id: int, is_source: bool = False) -> list[int]:
+    """A prompt with the end of text where `model` has learnt it: before a document, which goes on from the prompt.
+
+    After a source, where the decoder begins with a token of its own; around one of pairs, `is_source`.
+    """
+    own_start = model.start_id is not None
+    begins, ends = is_source or not own_start, is_source or own_start
+    return [eot_id] * begins + prompt + [eot_id] * ends
+
+
 def check_prompts(model: Decoder, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
     """Raise ValueError unless every prompt is valid and leaves room for `max_new_tokens`."""
     if not prompts:

@@ -7,9 +7,9 @@ from llama_lab.data.dataset import Dataset
 from llama_lab.data.open import has_answers
 from llama_lab.evaluation.answers import answers_text
 from llama_lab.evaluation.lengths import evaluation
-from llama_lab.evaluation.text import marked
 from llama_lab.model import Cost, Decoder, Sampling, generate
 from llama_lab.model.cost import cost_metrics
+from llama_lab.model.generate import marked
 from llama_lab.runs.checkpoint import before, consolidate, load_checkpoint, model_weights
 from llama_lab.runs.folder import SAMPLE
 from llama_lab.runs.metrics import described, read_cells, with_numbers

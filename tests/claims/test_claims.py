@@ -352,6 +352,7 @@ def test_a_claim_may_start_from_a_run_that_is_trained_first(trained: Path) -> No
     command.run(claim, [])
     rows = rows_of(command.archive_of(claim, "cpu"))
     assert {row["environment.init_hash"] for row in rows} != {""}
+    command.run(claim, [])  # goes on: its source, which train.py would refuse as finished, is not trained again
     assert changed_arms(command.archive_of(claim, "cpu")) == []
     shutil.rmtree("runs")
     command.run(claim, [])
@@ -360,6 +361,13 @@ def test_a_claim_may_start_from_a_run_that_is_trained_first(trained: Path) -> No
     ]
     ran = Judged("cpu", [], hours=0.3)
     assert "its first steps are of trained weights, and not run again" in command.state(claim, [ran], check=True)
+
+
+@pytest.mark.process
+def test_a_claim_is_listed_as_partial_while_judged_runs_are_missing(trained: Path) -> None:
+    assert "partial" not in command.state(TINY, command.judged(TINY), check=False)
+    trained.write_text("".join(trained.read_text().splitlines(keepends=True)[:3]))  # two runs have ended
+    assert "; partial, 2 of 4 judged runs are missing; " in command.state(TINY, command.judged(TINY), check=False)
 
 
 @pytest.mark.process

@@ -164,7 +164,7 @@ def test_a_run_whose_ray_worker_dies_resumes_to_the_same_metrics(
 ) -> None:
     longer = ("train.tokens=60000", "train.checkpoint_every=10", "seed=1")
     alone = run_train(*tiny, "arm=a", "trainer=cpu", *longer).run
-    keys = (f"hydra.launcher.address={cluster}", "overwrite=true")
+    keys = (f"hydra.launcher.address={cluster}", "++overwrite=true")
     launcher = start(*ON_CPU, *keys, *longer, program=TRAINING, **VARIABLES)
     run = tmp_path / "runs" / "llama" / "a" / "seed=1"
     wait_until((run / "checkpoints" / "last.ckpt").exists)

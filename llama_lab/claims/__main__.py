@@ -70,11 +70,12 @@ def run(claim: Claim, overrides: Sequence[str]) -> None:
     """Train what is missing of a claim's study here, and keep what has ended, also after Ctrl-C or a failed run."""
     if not claim.study:
         return
-    if device_here() not in devices(claim):
+    device = device_of([*claim.study, *overrides])
+    if device not in devices(claim):
         print(f"{claim.name}: is for a GPU, and left out here")
         return
-    archive = archive_of(claim, device_here())
-    name = f"claims-{claim.name}-{archive.stem}"
+    archive = archive_of(claim, device)
+    name = f"claims-{claim.name}-{device}"
     folder = Path("runs") / name
     if claim.lacks_source:
         train(claim, "source", claim.source)
@@ -109,9 +110,11 @@ def devices(claim: Claim) -> tuple[str, ...]:
     return DEVICES if claim.device == "cpu" else DEVICES[1:]
 
 
-def device_here() -> str:
-    """The kind of device that a study trains on here."""
-    return "gpu" if torch.cuda.is_available() else "cpu"
+def device_of(words: Sequence[str] = ()) -> str:
+    """The kind of device that a study trains on: the one that overrides name, since a cluster has it, or this one's."""
+    named = [word.partition("=")[2] for word in words if override_key(word) in ("trainer", "trainer.accelerator")]
+    here = "gpu" if torch.cuda.is_available() else "cpu"
+    return named[-1] if named and named[-1] in DEVICES else here
 
 
 def archive_of(claim: Claim, device: str) -> Path:
@@ -170,13 +173,13 @@ def state(claim: Claim, found: Sequence[Judged], check: bool) -> str:
             parts.append(f"partial, {missing} of {len(judged_runs)} judged runs are missing")
         archive = archive_of(claim, one.device)
         problem = stale(claim, archive, plan) if one.device else ""
-        if check and not problem and one.device == device_here():
+        if check and not problem and one.device == device_of():
             parts += ["its first steps are of trained weights, and not run again"] if claim.source else []
             problem = "" if claim.source else changed_loss(archive, claim.config_dir)
         parts += [f"stale, {problem}"] if problem else []
     for device in devices(claim):
         if claim.study and device not in [one.device for one in found]:
-            cost = f", would take {duration(seconds(plan))} here" if plan and device == device_here() else ""
+            cost = f", would take {duration(seconds(plan))} here" if plan and device == device_of() else ""
             parts.append(f"not run on a {device.upper()}{cost}")
     return f"{claim.name}: {claim.title}\n    " + "; ".join(parts)
 

@@ -252,6 +252,24 @@ def test_a_claim_for_a_gpu_is_left_out_on_a_cpu(
     assert command.state(large, [], check=False) == "tiny: t\n    not run on a GPU"
 
 
+@pytest.mark.parametrize(
+    ("words", "here", "device"),
+    [
+        ([], False, "cpu"),
+        ([], True, "gpu"),
+        (["trainer=fsdp"], True, "gpu"),
+        (["hydra/launcher=slurm", "trainer=gpu"], False, "gpu"),
+        (["+trainer.accelerator=cpu"], True, "cpu"),
+        (["trainer=gpu", "trainer=cpu"], True, "cpu"),
+    ],
+)
+def test_results_are_of_the_device_that_is_named_or_here(
+    words: list[str], here: bool, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: here)
+    assert command.device_of(words) == device
+
+
 def test_runs_of_an_arm_are_composed_once(study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "cpu.csv"
     pack(study, archive)

@@ -112,9 +112,9 @@ def devices(claim: Claim) -> tuple[str, ...]:
 
 def device_of(words: Sequence[str] = ()) -> str:
     """The kind of device that a study trains on: the one that overrides name, since a cluster has it, or this one's."""
-    named = [word.partition("=")[2] for word in words if override_key(word) in ("trainer", "trainer.accelerator")]
+    asked = [word.partition("=")[2] for word in words if override_key(word) in ("trainer", "trainer.accelerator")]
     here = "gpu" if torch.cuda.is_available() else "cpu"
-    return named[-1] if named and named[-1] in DEVICES else here
+    return [here, *(one for one in asked if one in DEVICES)][-1]
 
 
 def archive_of(claim: Claim, device: str) -> Path:

@@ -259,6 +259,7 @@ def test_a_claim_for_a_gpu_is_left_out_on_a_cpu(
         ([], True, "gpu"),
         (["trainer=fsdp"], True, "gpu"),
         (["hydra/launcher=slurm", "trainer=gpu"], False, "gpu"),
+        (["trainer.accelerator=gpu", "trainer=fsdp"], False, "gpu"),
         (["+trainer.accelerator=cpu"], True, "cpu"),
         (["trainer=gpu", "trainer=cpu"], True, "cpu"),
     ],

@@ -110,7 +110,7 @@ def devices(claim: Claim) -> tuple[str, ...]:
     return DEVICES if claim.device == "cpu" else DEVICES[1:]
 
 
-def device_of(words: Sequence[str] = ()) -> str:
+def device_of(words: Sequence[str]) -> str:
     """The kind of device that a study trains on: the one that overrides name, since a cluster has it, or this one's."""
     asked = [word.partition("=")[2] for word in words if override_key(word) in ("trainer", "trainer.accelerator")]
     here = "gpu" if torch.cuda.is_available() else "cpu"
@@ -173,13 +173,13 @@ def state(claim: Claim, found: Sequence[Judged], check: bool) -> str:
             parts.append(f"partial, {missing} of {len(judged_runs)} judged runs are missing")
         archive = archive_of(claim, one.device)
         problem = stale(claim, archive, plan) if one.device else ""
-        if check and not problem and one.device == device_of():
+        if check and not problem and one.device == device_of(claim.study):
             parts += ["its first steps are of trained weights, and not run again"] if claim.source else []
             problem = "" if claim.source else changed_loss(archive, claim.config_dir)
         parts += [f"stale, {problem}"] if problem else []
     for device in devices(claim):
         if claim.study and device not in [one.device for one in found]:
-            cost = f", would take {duration(seconds(plan))} here" if plan and device == device_of() else ""
+            cost = f", would take {duration(seconds(plan))} here" if plan and device == device_of(claim.study) else ""
             parts.append(f"not run on a {device.upper()}{cost}")
     return f"{claim.name}: {claim.title}\n    " + "; ".join(parts)
 

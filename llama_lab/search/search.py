@@ -28,6 +28,7 @@ from llama_lab.data.objectives import targets_of
 from llama_lab.data.open import has_answers
 from llama_lab.devices.site import Site
 from llama_lab.launching.launch import LAUNCHING, composed_run
+from llama_lab.launching.process import starts_over
 from llama_lab.runs.folder import RunFolder, arm_name, check_no_file, locked
 from llama_lab.runs.stored import COLUMNS, LOSSES, Status, Summary
 from llama_lab.training.prepare import OWN_PROCESSES, check_devices, folder_name
@@ -55,7 +56,7 @@ def search(cfg: DictConfig, context: HydraContext, task_function: TaskFunction, 
     settings = read_settings(cfg)
     check_command(cfg)
     space, fixed = read_space(arguments, context.config_loader)
-    fixed = [one for one in fixed if override_key(one) != "overwrite"]  # the search itself starts over, not its runs
+    fixed = [one for one in fixed if not starts_over(one)]  # the search itself starts over, not its runs
     check_space(cfg, context.config_loader, space, fixed, settings.metric)
     search_arm = arm_name(["name=", *fixed, *(one.argument for one in space)])
     name = folder_name("name", cfg.name, f"search-{search_arm}")

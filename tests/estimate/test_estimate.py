@@ -551,6 +551,18 @@ def test_a_command_of_an_estimate_that_cannot_be_made_is_refused_in_one_line(beg
     assert list(ran.cwd.iterdir()) == []
 
 
+@pytest.mark.slow
+def test_a_model_that_fits_nowhere_is_measured_in_few_setups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured: list[int] = []
+    activation_bytes = Footprint.activation_bytes
+    monkeypatch.setattr(Footprint, "activation_bytes", lambda self, n: measured.append(n) or activation_bytes(self, n))
+    (column,) = estimated_on("h100", "size=pico", "model.dim=8192", "model.vocab_size=1073741824").columns
+    assert (column.fits, column.nearest) == (False, None)
+    assert len(measured) == 2, "the setup, and with recomputation: the weights of all others are too large"
+
+
 def test_without_a_gpu_an_estimate_is_of_this_machine_s_cpu() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")

@@ -163,6 +163,11 @@ REFUSED = {
     ("olmo_hybrid", "block", "mixer_only"): "the block of layer 1 has a feed-forward; give the layer ffn, too",
     ("deepseek_v3", "position", "shaw"): "would ignore the relation",
     **{(arch, "attention", option): "see all" for arch in ("bert", *ENCODER_DECODERS) for option in RECURRENT},
+    **{
+        (arch, "block", option): "choose block=prenorm, or another one in series"
+        for arch in ENCODER_DECODERS
+        for option in ("parallel", "parallel_two_norms")
+    },
     **{(arch, "init", "deepnorm"): "it is for decoders alone" for arch in ENCODER_DECODERS},
     **{
         ("gemma3", "position", other): "has no such key"
@@ -177,11 +182,13 @@ def kind(group: str, option: str) -> str:
     return str(without_numbers(written(group, option)))
 
 
+Pair = tuple[tuple[str, str], tuple[str, str]]  # of groups with the kinds of their options
+
+
 @cache
 def switches() -> dict[str, list[tuple[str, str]]]:
     """The switches that are refused, and enough others for any two kinds of options that can meet to do so."""
-    found: dict[str, list[tuple[str, str]]] = {}
-    met: set[tuple[tuple[str, str], ...]] = set()
+    every: dict[tuple[str, str, str], set[Pair]] = {}
     for arch in options("arch"):
         choices = {
             group: choice
@@ -191,11 +198,16 @@ def switches() -> dict[str, list[tuple[str, str]]]:
         own = {group: kind(group, choices[f"override /{group}"]) for group in GROUPS}
         own["pattern"] = str(choices["override /pattern"])
         for group, option in KINDS:
-            pairs = set(combinations(sorted((own | {group: kind(group, option)}).items()), 2))
-            refused = (arch, group, option) in REFUSED
-            if refused or not pairs <= met:
+            every[arch, group, option] = {*combinations(sorted((own | {group: kind(group, option)}).items()), 2)}
+    found: dict[str, list[tuple[str, str]]] = {}
+    met: set[Pair] = set()
+    for least in range(max(map(len, every.values())), 0, -1):  # first those in which the most meet
+        for (arch, group, option), pairs in every.items():
+            if (arch, group, option) not in REFUSED and len(pairs - met) >= least:
                 found.setdefault(arch, []).append((group, option))
-                met |= set() if refused else pairs
+                met |= pairs
+    for arch, group, option in REFUSED:
+        found.setdefault(arch, []).append((group, option))
     return found
 
 

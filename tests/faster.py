@@ -1,4 +1,4 @@
-"""Compose configs and build models faster: what Hydra and OmegaConf do again and again is done once."""
+"""Compose configs and build models faster: what libraries do again and again is done once, or in fewer steps."""
 
 import pickle
 from collections import defaultdict
@@ -47,7 +47,7 @@ def work_faster(replace: Callable[[Any, str, Any], None]) -> None:
         return copied
 
     def copied_metadata(metadata: Metadata, memo: dict[int, Any]) -> Metadata:
-        """What may be changed is copied; `copy` would go through the types, too."""
+        """What may be changed is copied; `deepcopy` would go through the types, too."""
         copied = object.__new__(type(metadata))
         kept = deepcopy(metadata.resolver_cache, memo) if metadata.resolver_cache else defaultdict(dict)
         vars(copied).update(vars(metadata), flags=copy(metadata.flags), resolver_cache=kept)

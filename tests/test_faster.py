@@ -10,6 +10,7 @@ COMPARE = """
 from copy import deepcopy
 
 from omegaconf import OmegaConf
+from omegaconf.base import Metadata
 
 from tests.composing import compose_config, composed
 from tests.faster import work_faster
@@ -28,9 +29,14 @@ def made(*overrides):
     return flags, [OmegaConf.to_yaml(one, resolve=how) for one in (cfg, merged, copied) for how in (False, True)]
 
 
+def replace(owner, name, value):
+    assert hasattr(owner, name) or owner is Metadata, f"{owner} has no {name} that could be replaced"
+    setattr(owner, name, value)
+
+
 CASES = ((), ("arch=gemma2", "size=pico"), ("study=ladder", "pattern=global_every_2nd", "+model.mine={a: [1, {b: 2}]}"))
 before = [made(*overrides) for overrides in CASES]
-work_faster(setattr)
+work_faster(replace)
 assert [made(*overrides) for overrides in CASES] == before
 """
 

@@ -40,16 +40,17 @@ def by_fault(records: Sequence[Record], faults: Sequence[str]) -> dict[str, list
 
 
 def values_in(groups: Mapping[str, Sequence[Record]], every: Sequence[Record]) -> str:
-    """`cuda in rmsnorm/seed=2; cpu in gpt2, rmsnorm/seed=1`, the rarest value first."""
+    """`cuda in rmsnorm/seed=2; cpu in gpt2, rmsnorm/seed=1`, the rarest value first; fewer names of many values."""
     rarest_first = sorted(groups.items(), key=lambda group: len(group[1]))
-    return enumerate_some([f"{value} in {named(runs, every)}" for value, runs in rarest_first], MOST_NAMES, "; ")
+    most = max(1, 2 * MOST_NAMES // max(2, len(groups)))
+    return enumerate_some([f"{value} in {named(runs, every, most)}" for value, runs in rarest_first], MOST_NAMES, "; ")
 
 
-def named(runs: Sequence[Record], every: Sequence[Record] = ()) -> str:
+def named(runs: Sequence[Record], every: Sequence[Record] = (), most: int = MOST_NAMES) -> str:
     """The names of `runs`; those of an arm whose runs in `every` are all among them are named by the arm."""
     partial = {record.arm for record in every if record not in runs} if every else {record.arm for record in runs}
     names = [run_name(run) if run.arm in partial else run.arm for run in runs]
-    return enumerate_some(list(dict.fromkeys(names)), MOST_NAMES)
+    return enumerate_some(list(dict.fromkeys(names)), most)
 
 
 def run_name(run: Record) -> str:

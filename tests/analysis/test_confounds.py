@@ -93,6 +93,18 @@ def test_a_run_under_other_conditions_is_named_with_the_others(tmp_path: Path, p
     assert " in layernorm, rmsnorm/seed=1, rmsnorm/seed=3" in warning
 
 
+def test_the_more_values_there_are_the_fewer_runs_are_named_with_each(tmp_path: Path) -> None:
+    def plant(folder: Path, study: Study) -> None:
+        for seed in (1, 2, 3):
+            for arm in "abcdef":
+                commit = {"commit": str(seed) * 40, "dirty": False}
+                plant_facts(run_folder(folder, study, arm, seed), git=commit)
+
+    found = warnings_of(tmp_path, plant, arms=dict.fromkeys("abcdef", 0.0))
+    (warning,) = [warning for warning in found if warning.startswith("Runs differ in commit: ")]
+    assert f"; {'2' * 12} in a/seed=2, b/seed=2, c/seed=2, d/seed=2, e/seed=2, and 1 more; " in warning
+
+
 @pytest.mark.parametrize(
     ("plant", "named"),
     [

@@ -12,6 +12,7 @@ from llama_lab.analysis.statistics import paired_difference
 from llama_lab.runs.study import BATCH
 from llama_lab.util.formatting import conjoin, percent
 
+from .archive import ENDED
 from .claim import Figure, Statement
 from .facts import FACTS
 
@@ -41,13 +42,16 @@ class Verdict:
 def verdict(said: Statement, result: Result) -> Verdict:
     """The verdict on a statement by a study."""
     found = comparison(said, result)
+    arms = [arm for arm in result.arms if arm.name in (said.arm, said.against)]
     if said.quantity in LOSSES:
-        arms = [arm for arm in result.arms if arm.name in (said.arm, said.against)]
         doubts = [how for arm in arms if (how := divergence(arm.name, arm.records))]
         if doubt := conjoin(doubts) or not_learned(arms):
             return Verdict("not decided", doubt)
     if found is None or found.change.n < 2:
         return judge(said, found)
+    runs = [run for arm in arms for run in arm.records]
+    if missing := sum(run.status not in ENDED for run in runs):  # a look before the end decides nothing
+        return Verdict("not decided", f"{missing} of {len(runs)} runs are missing")
     family = len(result.arms), found.change.n, len(result.study.family) + len(result.study.ends)
     half, shift = in_errors(*(family if said.quantity == "loss" else (2, found.change.n, 1)))
     low, high = found.change.ends

@@ -189,6 +189,16 @@ def test_no_loss_of_an_arm_that_diverged_in_a_seed_is_judged_by_the_others(quant
     assert found.why.startswith("new diverged in 1 of ")
 
 
+def test_nothing_is_decided_before_all_runs_have_ended() -> None:
+    study = result(longest={"new": [5.0, 5.2, 5.1], "old": [4.0, 4.1, 4.05]})
+    new, old = study.arms
+    partial = replace(new, records=(*new.records, Record(Path(), "new", 3, "running")))
+    said = replace(statement("higher"), quantity="longest")
+    assert verdict(said, study).word == "holds"
+    found = verdict(said, replace(study, arms=(partial, old)))
+    assert found == Verdict("not decided", "1 of 7 runs are missing")
+
+
 def test_a_probe_that_neither_arm_has_learned_decides_nothing() -> None:
     study = with_change([1.5, 1.6, 1.55, 1.5], [1.4, 1.4, 1.4, 1.4])
     probe = Environment(entropy_floor=0.0)

@@ -801,6 +801,15 @@ def test_a_difference_far_beyond_all_others_is_written_beside_its_arrow() -> Non
     assert (far["outside"], far["beyond_high"]) == (True, True)
 
 
+@pytest.mark.parametrize("side", [-1, 1])
+def test_of_a_difference_far_beyond_all_others_nothing_is_drawn_beyond_the_axis(side: int) -> None:
+    rows = [row("a", 0.01, 0.02), row("b", -0.03, 0.02), row("c", 0.02, 0.02), row("far", side * 0.6, 0.02)]
+    least, most = differences.axis_range(rows)
+    drawn = differences.differences(rows, "", "").rows
+    assert all(least <= row[end] <= most for row in drawn for end in ("x", "low", "high"))
+    assert {drawn[3][end] for end in ("x", "low", "high")} == {most if side > 0 else least}
+
+
 def test_an_axis_covers_all_intervals_where_none_is_much_longer() -> None:
     rows = [row("a", 0.01, 0.02), row("b", -0.12, 0.02), row("c", 0.02, 0.05)]
     assert differences.axis_range(rows) == pytest.approx((-0.14, 0.07))

@@ -86,11 +86,12 @@ def differences(found: Sequence[Finding], title: str, axis_title: str, caption: 
 def _row(place: int, found: Finding, short: str, least: float, most: float) -> Row:
     change = found.change
     low, high = change.ends
+    mean, left, right = (rounded(min(max(value, least), most)) for value in (change.mean, low, high))
     return {
-        "x": rounded(min(max(change.mean, least), most)),
+        "x": mean,
         "y": place,
-        "low": rounded(max(low, least)),
-        "high": rounded(min(high, most)),
+        "low": left,
+        "high": right,
         "beyond_low": low < least,
         "beyond_high": high > most,
         "outside": not least <= change.mean <= most,

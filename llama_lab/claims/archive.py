@@ -139,7 +139,8 @@ def unpack(archive: Path, folder: Path, config_dir: str | None = None) -> None:
             continue
         path.mkdir(parents=True, exist_ok=True)
         write_yaml(row["overrides"], path / OVERRIDES)
-        write_yaml(settings, path / RESOLVED)
+        decided = {"compile": row["environment.compiled"]}  # which is `auto` until a run starts
+        write_yaml(settings | {"trainer": settings["trainer"] | decided}, path / RESOLVED)
         replace_text(path / METRICS_CSV, row[METRICS_CSV])
         for prefix, kind in RECORDS.items():
             if record := {name.removeprefix(prefix): row[name] for name in row if name.startswith(prefix)}:

@@ -98,6 +98,14 @@ def test_an_archive_has_what_judging_needs(study: Path, tmp_path: Path) -> None:
     assert archive.stat().st_size < 20_000
 
 
+def test_an_unpacked_run_differs_from_one_that_was_trained_here_in_no_setting(study: Path, tmp_path: Path) -> None:
+    pack(study, tmp_path / "cpu.csv")
+    shutil.rmtree(here := study / "rmsnorm" / "seed=1")
+    unpack(tmp_path / "cpu.csv", study)
+    was, now = (read_record(one).config for one in (RUNS / "study" / "rmsnorm" / "seed=1", here))
+    assert {key: (was.get(key), now[key]) for key in now if was.get(key) != now[key]} == {}
+
+
 def test_an_archive_has_the_losses_of_longer_windows(study: Path, tmp_path: Path) -> None:
     run = study / next(member.folder for arm in Study.load(study).arms for member in arm.members)
     step = int(read_record(run).summary["step"])

@@ -1,6 +1,5 @@
 """The results of a study as a small CSV, a row per run: enough to judge again, and to go on in another clone."""
 
-import csv
 import json
 import shutil
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from llama_lab.config.schema import CHANGEABLE, INDIRECT, belongs, flatten
 from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.folder import OVERRIDES, RESOLVED, RunFolder, read_overrides, resolved, write_yaml
 from llama_lab.runs.json_file import from_json
-from llama_lab.runs.metrics import METRICS_CSV
+from llama_lab.runs.metrics import METRICS_CSV, cells_of, with_numbers
 from llama_lab.runs.stored import Environment, Status, Summary
 from llama_lab.runs.study import FILE, Study, StudySpeed
 from llama_lab.study.design.designs import Composer
@@ -122,8 +121,7 @@ def rows_of(archive: Path) -> list[dict[str, Any]]:
 
 def curve(row: dict[str, Any]) -> list[dict[str, float]]:
     """What a run of an archive logged, by step."""
-    rows = csv.DictReader(row[METRICS_CSV].splitlines())
-    return [{name: float(cell) for name, cell in one.items() if cell} for one in rows]
+    return with_numbers(cells_of(row[METRICS_CSV]))
 
 
 def unpack(archive: Path, folder: Path, config_dir: str | None = None) -> None:

@@ -29,7 +29,11 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 def read_cells(path: Path) -> list[Cells]:
     """The same as text; empty if there is no file. Raises ValueError for an invalid file."""
-    text = path.read_text() if path.exists() else ""
+    return cells_of(path.read_text() if path.exists() else "")
+
+
+def cells_of(text: str) -> list[Cells]:
+    """The rows of such a file's text. Raises ValueError for an invalid one."""
     reader = csv.DictReader(text[: text.rfind("\n") + 1].splitlines(), restkey="", restval="")
     try:
         return [{name: str(cell) for name, cell in row.items() if cell} for row in reader]

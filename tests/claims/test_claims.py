@@ -209,6 +209,12 @@ def test_the_table_of_all_has_every_statement_in_the_order_of_verdicts() -> None
     assert {file.stem.split("-")[0] for file in COMMITTED.iterdir()} == {"README", *ALL}
 
 
+def test_claims_that_start_from_one_run_train_it_alike() -> None:
+    sources = {tuple(claim.source) for claim in ALL.values() if claim.source}
+    names = Counter(next(one for one in source if one.startswith("name=")) for source in sources)
+    assert max(names.values()) == 1
+
+
 STUDIES = [name for name, claim in ALL.items() if claim.study and not claim.source]
 TWO_HOURS = 2 * 3600 * 5e10  # FLOPs of two cores
 

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise
@@ -17,10 +16,9 @@ from scipy import stats
 from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.result import ArmResult, Result
 from llama_lab.analysis.statistics import judge
-from llama_lab.report.summary import summary_rows
 from llama_lab.report.tables import tables
 from llama_lab.runs.study import ArmSpeed, Study, StudySpeed
-from llama_lab.util.formatting import MINUS, p_value
+from llama_lab.util.formatting import MINUS
 from tests.analysis.synthetic import (
     BYTES_PER_TOKEN,
     STEPS,
@@ -105,13 +103,7 @@ def test_the_steps_of_a_ladder_and_its_ends_are_one_family_of_tests(
     ends = arm(result, "relu").to_baseline.nats
     assert (ends.low, ends.high, ends.p) == pytest.approx((last.low, last.high, last.p))
     assert result.tests == "moderated paired tests of the 4 steps and the last arm against the first"
-    between = arm(result, "rope").to_baseline
-    assert between.nats.mean < 0
-    assert all(map(math.isnan, (between.nats.low, between.nats.high, between.nats.p)))
-    assert not between.change.significant
-    assert {a.learning_rates for a in result.arms} == {(2e-3,)}
-    assert (result.learning_rates, result.effects, result.pairs, result.ranks) == ((), (), (), {})
-    assert "rank_from" not in summary_rows(result)[0]
+    assert not arm(result, "rope").to_baseline.change.is_tested
 
 
 @pytest.mark.usefixtures("with_curves")
@@ -125,22 +117,12 @@ def test_all_pairs_are_one_family_and_rank_the_arms(tmp_path: Path) -> None:
     for contrast, pair in zip(judge(list(signs @ losses), signs @ signs.T / 2), result.pairs, strict=True):
         found = (pair.change.mean, pair.change.low, pair.change.high, pair.change.p)
         assert found == pytest.approx((contrast.mean, contrast.low, contrast.high, contrast.p))
-    for found in result.arms[1:]:
-        assert {found.to_previous, found.to_baseline} <= set(result.pairs)
     assert result.tests == "moderated paired tests of the 10 pairs of arms"
     assert {(curve.name, curve.against) for curve in result.difference_curves} == set(pairwise(names[::-1]))
-
-    clear = [c.change.mean for c in result.pairs if c.change.significant]
+    clear = [pair for pair in result.pairs if pair.change.significant]
     assert 0 < len(clear) < 10
     assert sum(best - 1 for best, _ in result.ranks.values()) == len(clear)
-    assert sum(5 - worst for _, worst in result.ranks.values()) == len(clear)
-    lowest = min(result.arms, key=lambda found: found.loss.mean)
-    assert result.ranks[lowest.name][0] == 1
-    table = tables(result)["pairs"]
-    assert table.head == ["Arm", "Rank", *names[:-1]]
-    change = next(c for c in result.pairs if (c.arm, c.against) == ("prenorm", "vanilla")).change
-    assert table.rows[1][2] == f"{change.text}\n{p_value(change.p)}"
-    assert summary_rows(result)[0]["rank_from"] == result.ranks["vanilla"][0]
+    assert tables(result)["pairs"].head == ["Arm", "Rank", *names[:-1]]
 
 
 def test_the_answer_says_what_is_excluded_and_how_many_seeds_are_needed(ladder: tuple[Path, Result]) -> None:
@@ -166,16 +148,8 @@ def test_the_verdict_counts_what_helped_and_names_what_did_most(tmp_path: Path, 
     assert ladder[1].verdict.endswith(" nats per token.")
     two = analysed(tmp_path / "2", {"base": 0.0, "arm": -0.1}, design="recipes")
     assert two.verdict.startswith("arm is best; base is significantly worse, by 0.")
-    many = analysed(tmp_path / "6", dict.fromkeys("ABCDEF", 0.0), design="recipes")
-    assert many.verdict == "No clear winner: no arm differs significantly from A."
-    limits = [max(-d.low, d.high) for d in (a.to_baseline.nats for a in many.arms[1:])]
-    (sentence,) = [s for s in many.answer if "is excluded" in s]
-    assert f"of more than {max(limits):.3f} nats per token is excluded." in sentence
-    assert not any("would need" in s for s in many.answer)
-    three = analysed(tmp_path / "3", {"a": 0.0, "b": -0.5, "c": 0.0}, design="recipes")
-    assert three.verdict.startswith("b is significantly better than a, by 0.")
-    assert three.answer[0].startswith("c is not significant with 3 seeds; ")
-    assert three.answer[2].startswith("The lowest mean loss is that of b: 3.")
+    three = analysed(tmp_path / "3", dict.fromkeys("ABC", 0.0), design="recipes")
+    assert three.verdict == "No clear winner: no arm differs significantly from A."
 
 
 def test_from_one_seed_nothing_is_concluded(tmp_path: Path) -> None:
@@ -183,29 +157,10 @@ def test_from_one_seed_nothing_is_concluded(tmp_path: Path) -> None:
     result = analysed(tmp_path / "ladder", arms, (1,))
     assert (result.answer[0], result.verdict, result.tests) == (nothing, nothing, "none")
     assert "may be noise" in result.answer[1]
-    comparison = arm(result, "arm").to_baseline
-    assert not comparison.change.significant
-    assert math.isnan(comparison.change.p)
-    assert comparison.seeds_needed is None
-    assert analysed(tmp_path / "recipes", arms, (1,), design="recipes").answer == (nothing,)
+    assert not arm(result, "arm").to_baseline.change.is_tested
     factorial = two_by_two(tmp_path / "factorial", (1,))
     assert factorial.answer == (nothing,)
-    assert len(factorial.effects) == 3
-    assert all(math.isnan(effect.change.p) for effect in factorial.effects)
-
-
-def test_a_number_of_seeds_that_finds_nothing_or_is_above_the_limit_is_not_given(tmp_path: Path) -> None:
-    zero = write_study(tmp_path / "zero", {"a": 0.0, "b": 0.0}, seeds=(1, 2), design="comparison")
-    plant_losses(tmp_path / "zero" / "a", 3.5, 3.75)
-    plant_losses(tmp_path / "zero" / "b", 3.75, 3.5)
-    result = analyse(zero, tmp_path / "zero")
-    comparison = arm(result, "b").to_baseline
-    assert (comparison.change.mean, comparison.change.is_tested, comparison.seeds_needed) == (0.0, True, None)
-    assert not any("would need" in sentence for sentence in result.answer)
-    near = write_study(tmp_path / "near", {"base": 0.0, "near": 0.0}, seeds=(1, 2), design="recipes")
-    plant_losses(tmp_path / "near" / "base", 3.7, 3.7)
-    plant_losses(tmp_path / "near" / "near", 3.710001, 3.690001)
-    assert analyse(near, tmp_path / "near").answer[1].endswith(" would need over 10,000 seeds.")
+    assert not any(effect.change.is_tested for effect in factorial.effects)
 
 
 def test_an_arm_that_is_identical_to_the_baseline_is_said_to_be(tmp_path: Path) -> None:
@@ -216,9 +171,7 @@ def test_an_arm_that_is_identical_to_the_baseline_is_said_to_be(tmp_path: Path) 
     result = analyse(study, tmp_path)
     assert result.answer[0] == "same and base are identical: their losses are equal in each of 3 seeds."
     assert result.answer[1] == "moved and base differ by exactly as much in each of 3 seeds, which is no evidence."
-    assert not any("not significant" in sentence for sentence in result.answer)
     assert not any(arm(result, name).to_baseline.change.significant for name in ("same", "moved"))
-    assert arm(result, "moved").to_baseline.seeds_needed is None
 
 
 def test_a_margin_shows_which_changes_are_too_small_to_matter(tmp_path: Path) -> None:
@@ -239,8 +192,6 @@ def test_where_tokenizers_differ_arms_are_compared_in_bits_alone(tmp_path: Path)
     assert comparison.bits.mean == pytest.approx((1.7 - 3.7 / BYTES_PER_TOKEN) / math.log(2), abs=0.01)
     assert comparison.change.significant
     assert "raised the loss" in result.verdict  # though its nats per token are fewer
-    assert "nats" not in " ".join(result.answer)
-    assert result.front(CACHE) == ("bpe",)
     assert {curve.metric for curve in result.curves} == {"val/bits_per_byte"}
     assert result.curves[0].mean[-1] == pytest.approx(arm(result, "bpe").bits.mean)
     assert cautioned(result, "A token is 3.44 bytes in bpe, 1.00 bytes in byte")
@@ -266,12 +217,9 @@ def test_a_run_that_diverged_or_never_began_is_reported_and_left_out_of_its_pair
     (_, diverged), (_, missing) = result.unfinished
     assert (diverged.arm, diverged.seed, diverged.status) == ("postnorm", 2, "diverged")
     assert (missing.arm, missing.seed, missing.status, missing.metrics) == ("arm", 3, "missing", [])
-    row, _ = tables(result)["unfinished"].rows
-    assert row[-2:] == [f"{60 * TOKENS_PER_STEP:,}", "the training loss is nan at step 60"]
     assert arm(result, "postnorm").to_baseline.seeds == (1, 3)
     assert arm(result, "postnorm").to_reach == {}
     assert all(c.tokens[-1] > 0.95 * STEPS * TOKENS_PER_STEP for c in result.curves)  # of the runs that finished
-    assert len(arm(result, "postnorm").records) == 3
 
 
 def test_survivors_of_a_divergence_are_not_judged_and_the_answer_says_how_many_diverged(tmp_path: Path) -> None:
@@ -284,10 +232,8 @@ def test_survivors_of_a_divergence_are_not_judged_and_the_answer_says_how_many_d
     comparison = arm(result, "bold").to_baseline
     assert comparison.untested == "bold diverged in 2 of 5 seeds"
     assert not comparison.change.significant
-    assert all(map(math.isnan, (comparison.nats.low, comparison.nats.high, comparison.nats.p)))
     assert result.answer[0] == "bold diverged in 2 of 5 seeds: it is not tested over the others."
     assert result.verdict.startswith("other is significantly better than base, by 0.")
-    assert not any(sentence.startswith("bold") for sentence in result.answer[1:])
     assert arm(result, "other").to_baseline.change.significant
 
 
@@ -317,7 +263,6 @@ def test_an_arm_that_always_diverged_has_no_loss_and_a_curve_up_to_its_first_div
     assert prenorm.to_baseline is not None
     (curve,) = [c for c in result.curves if c.arm == "postnorm" and c.metric == "train/loss"]
     assert curve.tokens[-1] == 60 * TOKENS_PER_STEP
-    assert result.front(CACHE) == ("prenorm",)
 
 
 # --- costs and what arms are ---
@@ -347,24 +292,15 @@ def test_mfu_follows_a_measured_speed_of_the_same_hardware_alone(
     assert arm(analyse(study, tmp_path), "a").costs.get("perf/mfu") == (mfu and pytest.approx(mfu))
 
 
-def test_runs_trained_under_another_name_have_the_name_of_their_arm(tmp_path: Path) -> None:
-    result = analysed(tmp_path, {"ours": 0.0, "theirs": -0.1}, facts={"theirs": {"arm": "base", "device": "cuda"}})
-    assert {record.arm for record in arm(result, "theirs").records} == {"theirs"}
-    assert cautioned(result, "cuda in theirs")
-
-
 def test_an_arm_differs_by_its_options_from_the_arm_before_but_not_by_names_and_seeds(tmp_path: Path) -> None:
-    norms = ("llama_lab.model.norm.RMSNorm", "llama_lab.model.norm.LayerNorm")
     facts = {"b": {"choices": {"norm": "layernorm", "position": "rope"}}}
     facts["c"] = {"choices": {"norm": "layernorm", "position": "rope_500k"}}
-    config = {name: {"model.norm._target_": norms[1], "name": "other", "logger.wandb": True} for name in "bcd"}
+    config = {name: {"model.norm.eps": 1e-6, "name": "other", "logger.wandb": True} for name in "bc"}
     config["c"] |= {"model.position.theta": 500_000.0, "optim.beta1": 0.8}
-    result = analysed(tmp_path, dict.fromkeys("abcd", 0.0), (2, 3), facts=facts, config=config)
+    result = analysed(tmp_path, dict.fromkeys("abc", 0.0), (2, 3), facts=facts, config=config)
     assert arm(result, "a").difference == {}
     assert arm(result, "b").difference == {"norm": ("rmsnorm", "layernorm")}
     assert arm(result, "c").difference == {"position": ("rope", "rope_500k"), "optim.beta1": (0.9, 0.8)}
-    alone = analysed(tmp_path / "2", {"a": 0.0, "d": 0.0}, (2, 3), config={"d": config["d"]})
-    assert arm(alone, "d").difference == {"model.norm._target_": norms}
 
 
 def test_provenance_counts_the_runs_of_every_value(tmp_path: Path) -> None:
@@ -374,9 +310,6 @@ def test_provenance_counts_the_runs_of_every_value(tmp_path: Path) -> None:
     result = analyse(study, tmp_path)
     assert result.seeds == (1, 2, 3)
     assert result.environment["device"] == {"cpu": 5, "NVIDIA H100 80GB HBM3": 1}
-    assert result.environment["data"] == {"9f4fcfe12c2f": 6}
-    assert result.environment["torch"] == {"2.13.0+cpu": 6}
-    assert result.environment["uncommitted changes"] == {"no": 6}
     assert result.baseline_config == (tmp_path / "base/seed=1/resolved.yaml").read_text()
 
 
@@ -466,18 +399,13 @@ def test_a_point_on_a_curve_of_differences_is_the_test_of_the_losses_then(tmp_pa
     signs = np.array([[-1, 1, 0], [0, -1, 1], [-1, 0, 1]])
     then = judge(list(signs @ losses), signs @ signs.T / 2)[0]
     assert (step.mean[1], step.low[1], step.high[1]) == pytest.approx((then.mean, then.low, then.high))
-    assert step.mean[2] == pytest.approx(step.mean[-1]) != pytest.approx(step.mean[1])
     judged = arm(result, "b").to_previous.nats
     assert (step.mean[-1], step.low[-1], step.high[-1]) == (judged.mean, judged.low, judged.high)
 
 
 @pytest.mark.usefixtures("with_curves")
-def test_curves_of_differences_end_where_all_runs_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llama_lab.analysis.curves.MAX_JUDGED", 4)
+def test_curves_of_differences_end_where_all_runs_do(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"a": 0.0, "b": 0.0})
-    (curve,) = analyse(study, tmp_path).difference_curves
-    assert 2 < len(curve.tokens) <= 4
-    assert curve.tokens[-1] == STEPS * TOKENS_PER_STEP
     shorter = tmp_path / "b/seed=1"
     lines = (shorter / "metrics.csv").read_text().splitlines(keepends=True)
     (shorter / "metrics.csv").write_text("".join(lines[:30]))
@@ -493,33 +421,12 @@ def test_each_arm_is_judged_at_its_best_learning_rate(tmp_path: Path) -> None:
     swept = {"rates": RATES, "best_rates": {"arm": 4e-3}, "design": "learning_rate"}
     result = analysed(tmp_path, {"base": 0.0, "arm": -0.1}, **swept)
     assert (arm(result, "base").learning_rates, arm(result, "arm").learning_rates) == ((2e-3,), (4e-3,))
-    assert len(arm(result, "arm").records) == 3
     base, other = result.learning_rates
     assert (base.best, base.at_edge, other.best, other.at_edge) == (2e-3, [], 4e-3, [4e-3])
     assert other.rates == list(RATES)
     means = [np.mean(final_losses(tmp_path, f"base-lr={rate:g}")) for rate in RATES]
     assert [e.mean for e in base.loss if e] == pytest.approx(means)
-    assert base.sensitivity == pytest.approx(np.mean(means) - min(means))
     assert "optim.lr" not in arm(result, "arm").difference
-    tuned = analysed(tmp_path / "tuned", {"base": 0.0, "arm": -0.1}, **swept, tuned=True)
-    for found, is_of_tuning in ((result, False), (tuned, True)):
-        caption = tables(found)["learning_rates"].caption
-        expected = "the tuning runs: the judged ones have other seeds, and so other losses."
-        assert caption.endswith(expected) == is_of_tuning
-
-
-def test_what_chosen_rates_leave_is_by_the_curvature_of_the_mean_over_tuning_seeds(tmp_path: Path) -> None:
-    """One tuning seed each is lucky beside the optimum, where its own curve is steep; a third one makes up for it."""
-    rates = (5e-4, *RATES, 8e-3)
-    study = write_study(tmp_path, {"arm": 0.0}, rates=rates, tuned=True)
-    for seed, luck in ((1, {"0.001": -0.3}), (2, {"0.004": -0.3}), (3, {"0.001": 0.3, "0.004": 0.3})):
-        plant_config(tmp_path / f"arm/seed={seed}", optim__lr=rates[seed])
-        for rate, change in luck.items():
-            (loss,) = final_losses(tmp_path, f"arm-lr={rate}", (1000 + seed,))
-            plant_facts(tmp_path / f"arm-lr={rate}/seed={1000 + seed}", **{"val/loss": loss + change})
-    result = analyse(study, tmp_path)
-    assert result.learning_rates[0].left == pytest.approx(0.1 * math.log(2) ** 2, rel=1e-3)
-    assert "the judged runs of arm end 0.048 nats per token above the loss at its best rate" in result.notes[-1]
 
 
 def test_a_rate_at_which_a_seed_diverged_does_not_win_and_counts_as_a_model_of_frequencies(tmp_path: Path) -> None:
@@ -533,16 +440,6 @@ def test_a_rate_at_which_a_seed_diverged_does_not_win_and_counts_as_a_model_of_f
     at_high = np.mean([6.268971992882659, *final_losses(tmp_path, "arm-lr=0.004", (2, 3))])
     assert grid.sensitivity == pytest.approx(np.mean([at_low, at_best, at_high]) - min(at_low, at_best, at_high))
     assert result.unfinished[0][0].learning_rate == 4e-3
-
-
-def test_a_rate_whose_runs_finished_above_the_entropy_of_frequencies_counts_with_their_losses(
-    tmp_path: Path,
-) -> None:
-    study = write_study(tmp_path, {"base": 0.0}, seeds=(1, 2), rates=RATES, design="learning_rate")
-    plant_losses(tmp_path / "base-lr=0.004", 7.0, 7.0)
-    low, best = (np.mean(final_losses(tmp_path, f"base-lr={rate:g}", (1, 2))) for rate in (1e-3, 2e-3))
-    (grid,) = analyse(study, tmp_path).learning_rates
-    assert grid.sensitivity == pytest.approx(np.mean([low, best, 7.0]) - best)
 
 
 def test_an_arm_that_diverged_at_every_rate_has_no_best_one(tmp_path: Path) -> None:
@@ -610,38 +507,11 @@ def test_an_interaction_is_half_the_change_of_one_axis_s_effect_and_every_effect
     change = found.changes[1][1]
     assert [change.mean, change.low, change.high] == pytest.approx([expected.mean, expected.low, expected.high])
     assert change.p == pytest.approx(expected.p)
-    assert found.largest == change
     assert [effect.axes for effect in result.effects] == [("norm",), ("ffn",), ("norm", "ffn")]
-    assert [(c.name, c.against) for c in result.difference_curves] == [
-        ("norm", ""),
-        ("ffn", ""),
-        ("norm \u00d7 ffn", ""),
-    ]
     for curve, effect in zip(result.difference_curves, result.effects, strict=True):
+        assert curve.name == effect.name
         last = (curve.mean[-1], curve.low[-1], curve.high[-1])
         assert last == (effect.change.mean, effect.change.low, effect.change.high)
-
-
-def test_every_combination_of_other_options_has_its_interaction(tmp_path: Path) -> None:
-    levels = ("relu", "swiglu", "geglu"), ("layernorm", "rmsnorm")
-    axes = {"+".join(pair): dict(zip(("ffn", "norm"), pair, strict=True)) for pair in itertools.product(*levels)}
-    shifts = dict(zip(axes, (0.0, 0.1, 0.2, 0.25, 0.0, -0.3), strict=True))
-    result = analysed(tmp_path, shifts, axes=axes, design="options", noise=0.002)
-    (found,) = result.interactions
-    changes = {name: found.changes[i][1] for i, name in enumerate(levels[0]) if i}
-    assert {f"ffn={name} \u00d7 norm=rmsnorm": change for name, change in changes.items()} == {
-        effect.name: effect.change for effect in result.effects if len(effect.axes) > 1
-    }
-    assert [changes[name].mean for name in changes] == pytest.approx([-0.025, -0.2], abs=0.005)
-    assert found.largest == changes["geglu"]
-
-
-def test_an_interaction_that_a_fraction_cannot_separate_from_an_effect_has_no_interval(tmp_path: Path) -> None:
-    half = [(0, 0, 0), (1, 1, 0), (1, 0, 1), (0, 1, 1)]  # each interaction is aliased with the third main effect
-    axes = {f"arm{i}": dict(zip("abc", map(str, row), strict=True)) for i, row in enumerate(half)}
-    result = analysed(tmp_path, dict.fromkeys(axes, 0.0), axes=axes, design="factorial")
-    assert len(result.interactions) == 3
-    assert [found.largest for found in result.interactions] == [None] * 3
 
 
 # --- longer contexts ---
@@ -661,7 +531,6 @@ def test_lengths_are_means_over_seeds_and_none_where_positions_end(tmp_path: Pat
     assert (rope.arm, rope.trained, list(rope.loss)) == ("rope", 256, [256, 512])
     assert rope.loss[512].mean == pytest.approx(np.mean(final_losses(tmp_path, "rope")) + 0.001)
     assert rope.by_position[512][0] == [64, 192, 320, 448]
-    assert rope.by_position[256][1][0] == pytest.approx(np.mean(final_losses(tmp_path, "rope")) + 0.1)
     assert (learned.loss[256].mean, learned.loss[512]) == (pytest.approx(3.0), None)
     assert 512 not in learned.by_position
 
@@ -678,48 +547,17 @@ def test_the_answer_says_whose_loss_holds_at_the_longest_context_and_who_has_non
     interval = stats.ttest_1samp([-0.009, -0.006, -0.001], 0).confidence_interval()
     shown = f"[{interval.low:+.3f},\u00a0{interval.high:+.3f}]".replace("-", MINUS)
     assert f"alibi ({MINUS}0.005 {shown} nats per token, 3 seeds) falls most and that of rope (+" in result.answer[-2]
-    assert result.answer[-2].endswith(" rises most.")
     assert result.answer[-1] == "learned could not be evaluated at that length."
-
-
-@pytest.mark.parametrize(
-    ("rises", "pattern"),
-    [
-        ({"a": 0.4, "b": 0.1}, r"of b \([^()]*\) rises least and that of a \([^()]*\) most\."),
-        ({"a": -0.1, "b": -0.4}, r"of b \([^()]*\) falls most and that of a \([^()]*\) least\."),
-        ({"a": -0.1, "b": 0.4}, r"of a \([^()]*\) falls most and that of b \([^()]*\) rises most\."),
-    ],
-)
-def test_the_loss_at_the_longest_context_rises_or_falls(tmp_path: Path, rises: dict[str, float], pattern: str) -> None:
-    study = write_study(tmp_path, dict.fromkeys(rises, 0.0), seeds=(1, 2), design="context")
-    for seed, (name, rise) in itertools.product((1, 2), rises.items()):
-        eval_json(tmp_path / name, {256: 3.0, 512: 3.0 + rise + 0.001 * seed}, seed)
-    assert re.search(pattern, analyse(study, tmp_path).answer[-1])
-
-
-def test_an_arm_of_runs_with_two_contexts_shows_what_they_share(tmp_path: Path) -> None:
-    study = write_study(tmp_path, {"a": 0.0, "b": 0.0}, design="comparison")
-    eval_json(tmp_path / "a", {256: 3.0, 512: 3.0}, 1, 2)
-    for lengths, shown in (((512, 1024), [[512]]), ((1024,), [])):
-        eval_json(tmp_path / "a", dict.fromkeys(lengths, 3.0), 3)
-        assert [list(found.loss) for found in analyse(study, tmp_path).lengths] == shown
 
 
 # --- warnings ---
 
 
 def test_two_seeds_give_a_warning_with_whose_noise_they_are_judged_by(tmp_path: Path) -> None:
-    for arms, seeds, is_cautioned, from_others in (
-        ("ab", (1, 2), True, False),
-        ("abc", (1, 2), True, True),
-        ("abc", (1, 2, 3), False, False),
-    ):
-        result = analysed(tmp_path / f"{arms}{len(seeds)}", dict.fromkeys(arms, 0.0), seeds)
+    for arms, seeds, is_cautioned, from_others in (("ab", (1, 2), True, False), ("abc", (1, 2), True, True)):
+        result = analysed(tmp_path / arms, dict.fromkeys(arms, 0.0), seeds)
         assert cautioned(result, "Two seeds: ") == is_cautioned
         assert cautioned(result, "mostly from the other arms") == from_others
-    assert cautioned(two_by_two(tmp_path / "factorial", (1, 2)), "Two seeds: ")
-    untested = analysed(tmp_path / "untested", {"a": 0.0, "b": 0.0}, (1, 2), facts={"b": {"data_hash": "other"}})
-    assert not cautioned(untested, "Two seeds: ")
 
 
 @pytest.mark.slow

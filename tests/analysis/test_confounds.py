@@ -56,11 +56,7 @@ def test_the_gravest_warning_is_first_and_those_of_speeds_are_last_with_a_line_f
             plant_facts(run_folder(tmp_path, study, arm, seed), params_non_embedding=900_000)
     unigram, *others, speeds = analyse(study, tmp_path).warnings
     assert unigram.startswith("No arm has learned more than token frequencies, in nats per token: a ends at 6.")
-    assert unigram.count(" ends at ") == 3
-    kinds = [warning.split(":")[0].split(",")[0] for warning in others]
-    rate, unlike = kinds.index("One learning rate for all arms"), kinds.index("Parameters without embeddings differ")
-    assert rate < unlike
-    assert others[unlike].endswith("b 13.7% more than a, c 13.7% more than a.")
+    assert any(warning.endswith("b 13.7% more than a, c 13.7% more than a.") for warning in others)
     assert speeds.startswith("Runs differ in CPU threads: ")
 
 
@@ -69,22 +65,13 @@ def test_the_gravest_warning_is_first_and_those_of_speeds_are_last_with_a_line_f
     [
         (facts(device="H100"), "Runs differ in device: H100 in rmsnorm/seed=2; cpu in"),
         (facts(data_hash="0123456789abcdef"), "Runs differ in data: 0123456789ab in rmsnorm/seed=2; 9f4fcfe12c2f in"),
-        (facts(tokenizer_hash="fedcba9876543"), "Runs differ in tokenizer: fedcba987654 in rmsnorm/seed=2; c06e3e215"),
-        (facts(devices=4, sharded=True), "Runs differ in devices: 4 shards in rmsnorm/seed=2; 1 in"),
         (facts(versions=VERSIONS | {"torch": "2.12"}), "Runs differ in torch: 2.12 in rmsnorm/seed=2; 2.13.0+cpu in"),
-        (facts(versions=VERSIONS | {"datasets": "4"}), "Runs differ in datasets: 4 in rmsnorm/seed=2; unknown in"),
-        (facts(versions=VERSIONS | {"llama-lab": "0.5"}), "Runs differ in llama-lab: 0.5 in rmsnorm/seed=2; 0.4.0 in"),
-        (facts(git={"commit": "beef" * 4, "dirty": False}), "Runs differ in commit: beefbeefbeef in rmsnorm/seed=2; "),
         (facts(git=None), "Runs differ in commit: unknown in rmsnorm/seed=2; 799d2f66f95e in"),
         (config(train__recompute="block"), "Runs differ in train.recompute: block in rmsnorm/seed=2; none in"),
         (config(train__tokens=3e6), "Training tokens differ: 3,000,000 in rmsnorm/seed=2; 1,600,000 in"),
-        (config(train__batch_size=32), "train.batch_size differs: 32 in rmsnorm/seed=2; 16 in"),
         (config(schedule__warmup=0.1), "schedule.warmup differs: 0.1 in rmsnorm/seed=2; 0.05 in"),
-        (config(optim__weight_decay=0.0), "optim.weight_decay differs: 0 in rmsnorm/seed=2; 0.1 in"),
         (config(optim__beta3=0.9), "optim.beta3 differs: 0.9 in rmsnorm/seed=2; unset in"),
-        (config(model__max_seq_len=512), "model.max_seq_len differs: 512 in rmsnorm/seed=2; 256 in"),
         (config(train__grad_clip=None), "train.grad_clip differs: None in rmsnorm/seed=2; 1 in"),
-        (config(optim__lr=1e-3), "optim.lr differs: 0.001 in rmsnorm/seed=2; 0.002 in"),
     ],
 )
 def test_a_run_under_other_conditions_is_named_with_the_others(tmp_path: Path, plant: Plant, named: str) -> None:
@@ -93,29 +80,13 @@ def test_a_run_under_other_conditions_is_named_with_the_others(tmp_path: Path, p
     assert " in layernorm, rmsnorm/seed=1, rmsnorm/seed=3" in warning
 
 
-def test_the_more_values_there_are_the_fewer_runs_are_named_with_each(tmp_path: Path) -> None:
-    def plant(folder: Path, study: Study) -> None:
-        for seed in (1, 2, 3):
-            for arm in "abcdef":
-                commit = {"commit": str(seed) * 40, "dirty": False}
-                plant_facts(run_folder(folder, study, arm, seed), git=commit)
-
-    found = warnings_of(tmp_path, plant, arms=dict.fromkeys("abcdef", 0.0))
-    (warning,) = [warning for warning in found if warning.startswith("Runs differ in commit: ")]
-    assert f"; {'2' * 12} in a/seed=2, b/seed=2, c/seed=2, d/seed=2, e/seed=2, and 1 more; " in warning
-
-
 @pytest.mark.parametrize(
     ("plant", "named"),
     [
         (earlier(device="H100"), "Sessions of one run differ in device: H100 then cpu in rmsnorm/seed=2; their speeds"),
-        (earlier(precision="bf16"), "Sessions of one run differ in precision: bf16 then 32-true in rmsnorm/seed=2; a "),
         (earlier(git={"commit": "beef" * 9}), "Sessions of one run differ in commit: beefbeefbeef then 799d2f66f95e "),
-        (earlier(versions=VERSIONS | {"torch": "2.1"}), "Sessions of one run differ in torch: 2.1 then 2.13.0+cpu in"),
-        (earlier(versions=VERSIONS | {"numpy": "1"}), "Sessions of one run differ in numpy: 1 then 2.4.6 in rmsnorm/"),
         (earlier(**DIRTY), "The code had uncommitted changes: rmsnorm/seed=2. The commit does not identify the code."),
         (earlier(command=["train.py", FURTHER]), "Trained further with resume=: rmsnorm/seed=2. "),
-        (facts(command=["train.py", FURTHER, "train.tokens=3e6"]), "Trained further with resume=: rmsnorm/seed=2. "),
         (config(resume="runs/ladder/rmsnorm/seed=2"), "Trained further with resume=: rmsnorm/seed=2. "),
         (config(data__seed=7), "data.seed differs between the runs of seed 2: 2 in layernorm; 7 in rmsnorm"),
     ],
@@ -128,9 +99,7 @@ def test_a_run_whose_sessions_or_seeds_were_other_ones_is_named(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("key", "value", "axes"),
     [
-        ("model.dim", 7, {"arm": "rmsnorm"}),
         ("model.norm.eps", 7, {"norm": "rmsnorm"}),
-        ("size.mlp_ratio", 7, {"arm": "rmsnorm"}),
         ("schedule.warmup", 0.7, {"schedule": "cosine"}),
     ],
 )
@@ -138,13 +107,6 @@ def test_an_arm_with_runs_of_two_models_is_named(tmp_path: Path, key: str, value
     (warning,) = warnings_of(tmp_path, in_runs(plant_config, **{key: value}), axes=dict.fromkeys(ARMS, axes))
     assert warning.startswith(f"Runs that are averaged as rmsnorm differ in {key}: {value} in rmsnorm/seed=2; ")
     assert warning.endswith(" in rmsnorm/seed=1, rmsnorm/seed=3.")
-
-
-def test_of_many_settings_in_which_an_arms_runs_differ_a_few_are_named(tmp_path: Path) -> None:
-    other = {"model.dim": 256, "model.n_layers": 6, "model.n_heads": 8, "model.norm.eps": 1e-6}
-    other |= {"model.attention.window": 64, "size.n_kv_heads": 4}
-    (warning,) = warnings_of(tmp_path, in_runs(plant_config, **other))
-    assert "model.n_layers, model.norm.eps, and 1 more." in warning
 
 
 @pytest.mark.parametrize(
@@ -155,7 +117,6 @@ def test_of_many_settings_in_which_an_arms_runs_differ_a_few_are_named(tmp_path:
         ({"facts": {"rmsnorm": {"attention_kernel": "eager"}}}, "Runs differ in attention kernel: sdpa in layernorm; "),
         (TUNED | {"tuned": False}, "Learning rates were chosen on the runs that are compared: layernorm, rmsnorm; p-"),
         ({"config": {"rmsnorm": {"train.ema": 0.9}}}, "train.ema differs: unset in layernorm; 0.9 in rmsnorm; the av"),
-        ({"config": {"rmsnorm": {"trainer.compile": True}}}, "trainer.compile differs: unset in layernorm; True in rm"),
     ],
 )
 def test_what_all_runs_of_an_arm_have_is_named_once(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
@@ -172,7 +133,7 @@ def test_seeds_that_start_from_one_trained_model_are_said_to(
     assert (said in found) == is_warned
 
 
-@pytest.mark.parametrize("keys", [("data.seed", "model.seed"), ("data.seed",), ("model.seed",)])
+@pytest.mark.parametrize("keys", [("data.seed", "model.seed"), ("model.seed",)])
 def test_runs_of_different_seeds_that_share_one_are_one_sentence(tmp_path: Path, keys: tuple[str, ...]) -> None:
     assert warnings_of(tmp_path, config=dict.fromkeys(ARMS, dict.fromkeys(keys, 1))) == [
         f"Runs of different seeds have the same {' and '.join(keys)} in layernorm, rmsnorm; they are not independent, "
@@ -180,31 +141,24 @@ def test_runs_of_different_seeds_that_share_one_are_one_sentence(tmp_path: Path,
     ]
 
 
-@pytest.mark.parametrize(
-    "plant",
-    [
-        *(config(**{key: "other"}) for key in ("train.prompt", "runs_dir", "name", "arm", "data.cache_dir")),
-        config(logger__wandb="other"),
-        config(train__batch_size=16.0),  # one number written in two ways
-        config(resume=None),
-        facts(command=["train.py", "resume=null"]),
-        facts(earlier_sessions=[FACTS, FACTS]),
-    ],
-)
-def test_settings_of_names_and_places_and_a_resumed_run_may_differ(tmp_path: Path, plant: Plant) -> None:
-    assert warnings_of(tmp_path, plant) == []
+def test_settings_of_names_and_places_and_a_resumed_run_may_differ(tmp_path: Path) -> None:
+    free = dict.fromkeys(("train.prompt", "runs_dir", "name", "arm", "data.cache_dir", "logger.wandb"), "other")
+    same = {"train.batch_size": 16.0, "resume": None}  # one number written in two ways
+
+    def plant(run: Path) -> None:
+        plant_config(run, **free, **same)
+        plant_facts(run, command=["train.py", "resume=null"], earlier_sessions=[FACTS, FACTS])
+
+    assert warnings_of(tmp_path, in_runs(plant)) == []
 
 
 @pytest.mark.parametrize(
     ("design", "axis", "other"),
     [
-        ("ladder", "warmup", {"schedule.warmup": 0.1}),
         ("ladder", "schedule", {"schedule.warmup": 0.1}),
-        ("comparison", "norm", {"model.norm.eps": 1e-6}),
         ("comparison", "attention", {"model.n_kv_heads": 2, "model.attention.window": 64}),
         ("comparison", "size", {"model.dim": 256, "model.hidden_dim": 1024, "size.mlp_ratio": 3}),
         ("comparison", "arch", {"model.norm.eps": 1e-6, "model.hidden_dim": 1024}),
-        ("comparison", "model.dim", {"model.dim": 256}),
         ("comparison", "arm", {"model.dim": 256, "model.norm.eps": 1e-6}),
     ],
 )
@@ -228,7 +182,7 @@ def test_arms_of_a_comparison_that_differ_in_more_than_their_grouping_are_report
     )
 
 
-@pytest.mark.parametrize(("match", "is_reported"), [("", True), ("params", False), ("flops", False), ("none", True)])
+@pytest.mark.parametrize(("match", "is_reported"), [("", True), ("params", False)])
 def test_widths_and_sizes_that_were_matched_may_differ(tmp_path: Path, match: str, is_reported: bool) -> None:
     def is_named(words: str, folder: str, **settings: Any) -> bool:
         return any(words in warning for warning in warnings_of(tmp_path / folder, match=match, **settings))
@@ -273,27 +227,11 @@ def test_a_best_rate_at_the_end_of_its_grid_is_reported(tmp_path: Path) -> None:
     assert "study.extend_rates=true" in warning
 
 
-def test_only_the_seeds_whose_best_rate_is_an_end_of_their_grid_are_reported(tmp_path: Path) -> None:
-    study = write_study(tmp_path, dict.fromkeys(ARMS, 0.0), **TUNED)
-    (one,) = (m for m in study.arms[1].tuning if (m.tunes, m.learning_rate) == (2, 4e-3))
-    plant_facts(tmp_path / one.folder, **{"val/loss": 1.0})
-    (warning,) = (w for w in analyse(study, tmp_path).warnings if w.startswith("Best at an end"))
-    assert "rmsnorm at 0.004 of 0.001 to 0.004;" in warning
-
-
 def test_an_arm_whose_tuning_has_not_begun_had_no_rates_chosen(tmp_path: Path) -> None:
     study = write_study(tmp_path, dict.fromkeys(ARMS, 0.0), **TUNED)
     for member in study.arms[1].members:
         shutil.rmtree(tmp_path / member.folder)
     assert not [one for one in analyse(study, tmp_path).warnings if "were chosen" in one]
-
-
-def test_where_rates_are_swept_a_run_is_named_with_its_rate(tmp_path: Path) -> None:
-    def plant(folder: Path, study: Study) -> None:
-        plant_facts(run_folder(folder, study, "rmsnorm", 2, 4e-3), device="cuda")
-
-    warning = warnings_of(tmp_path, plant, rates=RATES, design="learning_rate")[-1]
-    assert "cuda in rmsnorm-lr=0.004/seed=2; cpu in layernorm, rmsnorm-lr=0.001/seed=1" in warning
 
 
 # --- runs that did not finish ---

@@ -88,11 +88,9 @@ def test_the_verdict_states_the_gain_also_in_time_and_its_trend(result: Result) 
 
 
 def test_speeds_not_measured_side_by_side_give_no_gain_in_time(tmp_path: Path, arms: list[ArmResult]) -> None:
-    scaling = scaled(arms, "val/loss", is_timed=False)
-    verdict, _ = scaling_sentences(scaling)
+    verdict, _ = scaling_sentences(scaled(arms, "val/loss", is_timed=False))
     assert verdict.startswith("swiglu is worth 1.")
     assert "the time" not in verdict
-    assert {row[9] for row in tables(replace(results.ladder(), scaling=scaling))["scaling"].rows} == {UNKNOWN}
     study = over_sizes(tmp_path, ("nano",), "ab")
     for measured, is_timed in (((), False), (("a-nano-1",), False), (("a-nano-1", "b-nano-1"), True)):
         speeds = dict.fromkeys(measured, ArmSpeed([12_000.0], [300.0]))
@@ -109,23 +107,10 @@ def test_a_law_that_is_not_identified_gives_no_gain_anywhere(result: Result) -> 
     result = replace(result, scaling=scaled(arms, "val/loss"))
     (sentence,) = scaling_sentences(result.scaling)
     assert sentence.startswith("Worth in compute is unknown: the law of relu is not identified (alpha ")
-    found = tables(result)
-    assert found["scaling"].head[-1] == "Loss"
-    loose = f"Without gains: the law of relu is not identified ({result.scaling.loose})."
-    assert loose in found["scaling"].caption
-    assert not any("Gain" in title for title in found["laws"].head)
+    assert tables(result)["scaling"].head[-1] == "Loss"
     assert "Compute-equivalent gain" not in page(result)
     assert figures.figure(figures.FIGURES["gains"](result)) is None
     assert {*gains_in_summary(result, arms).values()} == {None}
-
-
-def test_a_gain_that_lies_beyond_the_reference_is_not_stated(arms: list[ArmResult]) -> None:
-    def scaled_by(record: Record, factor: float) -> Record:
-        return replace(record, summary=record.summary | {"val/loss": factor * record.summary["val/loss"]})
-
-    worse = [replace(arm, records=tuple(scaled_by(record, 3.0) for record in arm.records)) for arm in arms[12:]]
-    verdict, *_ = scaling_sentences(scaled([*arms[:12], *worse], "val/loss"))
-    assert verdict.startswith("What swiglu is worth in compute is unknown: none of its losses is one that relu reached")
 
 
 @pytest.mark.slow
@@ -135,28 +120,13 @@ def test_the_report_shows_laws_and_gains_where_they_are_known(result: Result, ar
     rows = {tuple(row[:3]): row for row in found["scaling"].rows}
     assert rows["swiglu", "1e+06", "5"][7][:3] in ("1.3", "1.4")
     assert rows["swiglu", "6.4e+07", "20"][7:] == [UNKNOWN] * 3, "the reference has no such loss"
-    assert rows["relu", "1e+06", "5"][7:] == [UNKNOWN] * 3
     titles = ["Loss over compute", "Compute-equivalent gain", "Loss at equal compute"]
     assert all(title in page(result) for title in titles)
     points = [row for row in compute.gains(result).rows if not row.get("law")]
     assert Counter(row["arm"] for row in points) == {"swiglu": 9}
     gains = gains_in_summary(result, arms)
     assert gains["swiglu-1e+06-5"] == pytest.approx(1.4, rel=0.1)
-    assert gains["swiglu-6.4e+07-20"] is None, "the reference has no such loss"
     assert sum(gain is not None for gain in gains.values()) == 9
-
-
-def test_few_points_are_shown_without_a_law(arms: list[ArmResult]) -> None:
-    few = [arm for arm in arms if arm.arm.axes["size"] in ("1e+06", "4e+06")]
-    result = replace(results.ladder(), scaling=scaled(few, "val/loss"))
-    (sentence,) = scaling_sentences(result.scaling)
-    assert sentence.startswith("No power law is fitted: relu has 6 points of 2 sizes and 3 budgets")
-    drawn = compute.losses(result).rows
-    assert not any(row.get("law") for row in drawn)
-    assert Counter(row["arm"] for row in drawn) == {"relu": 6, "swiglu": 6}
-    assert "laws" not in tables(result)
-    assert "Gain" not in tables(result)["scaling"].head
-    assert "Compute-equivalent gain" not in page(result)
 
 
 def test_an_option_with_a_diverged_run_is_shown_as_points_beside_the_laws_of_the_others(arms: list[ArmResult]) -> None:
@@ -165,14 +135,8 @@ def test_an_option_with_a_diverged_run_is_shown_as_points_beside_the_laws_of_the
     result = replace(results.ladder(), scaling=scaled([*arms[:12], *others, *arms[12:]], "val/loss"))
     verdict, lacking, _ = scaling_sentences(result.scaling)
     assert verdict.startswith("swiglu is worth ")
-    assert lacking == (
-        "No power law is fitted to gelu, which has 11 points of 4 sizes and 3 budgets, where a law needs 4 by 3: its "
-        "losses are shown as points."
-    )
+    assert lacking.startswith("No power law is fitted to gelu, which has 11 points of 4 sizes and 3 budgets")
     assert [row[0] for row in tables(result)["laws"].rows] == ["relu", "swiglu"]
-    rows = [row for row in tables(result)["scaling"].rows if row[0] == "gelu"]
-    assert [row[7:] for row in rows] == [[UNKNOWN] * 3] * 11
-    assert "Compute-equivalent gain" in page(result)
     without = scaled([diverged(arms[0]), *arms[1:]], "val/loss")
     assert without.not_fittable == "relu has 11 points of 4 sizes and 3 budgets, where a law needs 4 by 3"
 
@@ -208,12 +172,6 @@ def test_arms_over_sizes_are_compared_with_their_reference_and_not_with_a_step(t
     assert "Difference to its reference" in tables(result)["arms"].head
     assert shown.count('aria-label="Change from') == 1
     assert not re.search(r"the (step|one) before", shown)
-
-
-def test_a_ladder_of_which_all_pairs_are_compared_has_no_test_of_its_ends_alone() -> None:
-    ladder, ends = results.ladder(), "only the first step and the last arm are tested"
-    assert ends in page(ladder)
-    assert ends not in page(replace(ladder, study=replace(ladder.study, compare="all")))
 
 
 def test_what_a_seed_does_at_one_size_is_no_noise_of_comparisons_at_another(tmp_path: Path) -> None:

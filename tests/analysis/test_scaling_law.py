@@ -108,6 +108,7 @@ def test_a_trend_is_named_only_where_its_interval_allows_it(noise: float, growth
     assert gains_of(reference, [option], draws=200)[0].trend == trend
 
 
+@pytest.mark.slow
 def test_intervals_of_several_options_hold_together() -> None:
     reference, option = points(CONDITIONS[0])
     (alone,) = gains_of(reference, [option], draws=500)
@@ -133,6 +134,7 @@ def test_fewer_than_four_sizes_by_three_budgets_are_no_fit() -> None:
     assert all(option.law is None and option.gains is None for option in found.options)
 
 
+@pytest.mark.slow
 def test_an_option_that_lacks_a_point_hides_no_law_of_the_others() -> None:
     reference, option = points(CONDITIONS[0])
     whole = scale({"relu": reference, "swiglu": option})
@@ -145,8 +147,8 @@ def test_an_option_that_lacks_a_point_hides_no_law_of_the_others() -> None:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.process
+@pytest.mark.matrix
 @pytest.mark.parametrize("condition", HARDEST, ids=[condition.name for condition in HARDEST])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(condition: Condition) -> None:
     found = coverage(condition, studies=40, draws=200)

@@ -33,6 +33,6 @@ def reported(folder: Path, effects: Sequence[float], draw: int, in_process: Call
 @pytest.mark.timeout(900)
 def test_the_command_finds_a_planted_step_and_few_others(tmp_path: Path, in_process: Callable[..., Ran]) -> None:
     step = np.where(np.arange(ARMS) < 6, 0.0, STEP * RUN_SD)
-    found = [reported(tmp_path / str(draw), step, draw, in_process) for draw in range(12)]
-    assert sum(NAMES[6] in steps for steps in found) >= 10
-    assert sum(any(step != NAMES[6] for step in steps) for steps in found) <= 3  # more in 1 of 400 times, at 5%
+    found = [reported(tmp_path / str(draw), step, draw, in_process) for draw in range(6)]
+    assert sum(NAMES[6] in steps for steps in found) >= 5
+    assert sum(any(step != NAMES[6] for step in steps) for steps in found) <= 2  # more in 1 of 400 times, at 5%

@@ -100,12 +100,6 @@ def test_a_contrast_rests_on_its_own_values_however_noisy_others_are() -> None:
     assert min(widths[2:4]) > 3 * max(widths[:2] + widths[4:])
 
 
-def test_a_scale_changes_all_intervals_and_no_p() -> None:
-    losses = simulated(0.004, arms=5)[0]
-    for one, other in zip(contrasts(losses, STEPS[:4]), contrasts(1000 * losses, STEPS[:4]), strict=True):
-        assert (other.low, other.high, other.p) == pytest.approx((1000 * one.low, 1000 * one.high, one.p))
-
-
 def test_with_many_seeds_each_contrast_is_judged_by_its_paired_t_test_at_bonferronis_level() -> None:
     losses, pairs = simulated(0.0, arms=5, seeds=400)[0], [(i, 0) for i in range(1, 5)]
     for (arm, base), found in zip(pairs, contrasts(losses + 0.0007 * np.arange(5)[:, None], pairs), strict=True):
@@ -114,16 +108,10 @@ def test_with_many_seeds_each_contrast_is_judged_by_its_paired_t_test_at_bonferr
         assert found.p == pytest.approx(min(1, 4 * stats.ttest_1samp(sample, 0).pvalue), rel=0.35, abs=1e-3)
 
 
-SLOW = pytest.mark.slow
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noisy", "times", "studies", "most"),
-    [
-        ([3], 1e3, 100, 0.1),
-        pytest.param([3], 1e6, 100, 0.1, marks=SLOW),
-        pytest.param([0, 1, 2, 3], 10.0, STUDIES, 0.07, marks=SLOW),  # a regression test: 13% did
-    ],
+    [([3], 1e6, 100, 0.1), ([0, 1, 2, 3], 10.0, STUDIES, 0.07)],  # the second is a regression test: 13% did
 )
 def test_arms_that_are_much_noisier_are_no_finding(noisy: list[int], times: float, studies: int, most: float) -> None:
     drawn = np.random.default_rng(RANDOM_SEED).standard_normal((studies, 8, 3))
@@ -175,7 +163,7 @@ def test_an_effect_that_may_be_zero_needs_seeds_without_an_upper_end() -> None:
     assert seeds_needed(PairedDifference(3, 0.0, error=0.4, df=4.0), 1)[1] is None
 
 
-@pytest.mark.parametrize("effect", [3.0, 8.0, 20.0])
+@pytest.mark.parametrize("effect", [3.0, 20.0])
 def test_for_large_effects_simulated_studies_agree(effect: float) -> None:
     """The noncentral t of other libraries is nan for many of these."""
     contrast = PairedDifference(
@@ -204,7 +192,7 @@ def simulated(effect: float, arms: int = 2, seeds: int = 3, noise: float = 0.005
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("arms", "seeds"), [(8, 3), (4, 3), (8, 5)])
+@pytest.mark.parametrize(("arms", "seeds"), [(8, 3), (8, 5)])
 def test_of_ladders_without_a_step_at_most_7_percent_report_one(arms: int, seeds: int) -> None:
     found = [min(c.p for c in contrasts(losses, STEPS[: arms - 1])) for losses in simulated(0.0, arms, seeds)]
     assert np.mean(np.array(found) < 0.05) <= 0.07
@@ -241,7 +229,7 @@ def test_the_intervals_of_all_ranks_hold_together_in_93_percent_of_studies(sprea
     assert np.mean(hold) >= 0.93
 
 
-@pytest.mark.parametrize(("arms", "seeds"), [(2, 3), (8, 3), (5, 5)])
+@pytest.mark.parametrize(("arms", "seeds"), [(2, 3), (5, 5)])
 def test_the_smallest_difference_is_found_in_80_percent_of_studies(arms: int, seeds: int) -> None:
     losses = simulated(0.0, arms, seeds)[:200]
     losses[:, 1] += 0.005 * smallest_difference(arms, seeds, arms - 1)
@@ -270,17 +258,6 @@ def two_level_effects(runs: list[dict[str, int]], seeds: list[int], losses: list
     return factorial_effects(dict.fromkeys(runs[0], (-1, 1)), runs, seeds, losses)
 
 
-def test_a_full_factorial_gives_back_every_effect_and_interaction() -> None:
-    effects = effects_of(list(itertools.product((-1, 1), repeat=4)), noise=0.002)
-    truth = {("norm",): -0.1, ("block",): 0.04, ("norm", "block"): 0.03}
-    assert len(effects) == 4 + 6
-    for effect in effects:
-        assert effect.change.mean == pytest.approx(truth.get(effect.axes, 0.0), abs=0.002)
-        assert effect.change.low < effect.change.mean < effect.change.high
-        assert (effect.change.p < 0.02) == (effect.axes in truth)
-        assert not effect.aliases
-
-
 def test_a_fraction_reports_inseparable_effects_once_main_effects_first_with_their_aliases() -> None:
     half = [tuple(map(int, row)) for row in fracfact("a b c abc")]
     effects = {effect.axes: effect for effect in effects_of(half, noise=0.002)}
@@ -301,7 +278,7 @@ OPTIONS = {"ffn": ("relu", "swiglu", "geglu"), "norm": ("layernorm", "rmsnorm"),
 CELLS = [dict(zip(OPTIONS, cell, strict=True)) for cell in itertools.product(*OPTIONS.values())]
 
 
-@pytest.mark.parametrize("missing", [[], [4], [4, 20]], ids=["complete", "a run lost", "two runs lost"])
+@pytest.mark.parametrize("missing", [[], [4, 20]], ids=["complete", "two runs lost"])
 def test_effects_of_many_options_are_contrasts_of_least_squares_means(missing: list[int]) -> None:
     """Of statsmodels' fit within each seed: its means of all combinations, averaged over the other axes."""
     random = np.random.default_rng(RANDOM_SEED)

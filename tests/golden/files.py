@@ -31,11 +31,18 @@ NUMBER = re.compile(rf"[<{MINUS}-]?\d+(?:,\d{{3}})*(?:\.\d+)?(?:e[-+]?\d+)?%?")
 writing = False  # set by `python -m tests.golden.write`
 
 
-def check(name: str, found: Any, tolerance: float = TOLERANCE) -> None:
-    """Compare a value, of what JSON has, with the golden one; or write it, in `python -m tests.golden.write`."""
-    if writing:
+def check(name: str, found: Any, tolerance: float = TOLERANCE, part: str | None = None) -> None:
+    """Compare a value, of what JSON has, with the golden one or a part of it.
+
+    In `python -m tests.golden.write`, write it.
+    """
+    if writing and part is None:
         write(name, found)
-    different = list(differences(read(name), json.loads(json.dumps(found)), tolerance))
+    elif writing:
+        others = read(name) if [*VALUES.glob(f"{name}.json*")] else {}
+        write(name, others | {part: found})
+    golden = read(name) if part is None else read(name)[part]
+    different = list(differences(golden, json.loads(json.dumps(found)), tolerance))
     assert not different, f"{len(different)} golden values of {name} differ:\n" + "\n".join(different[:20])
 
 

@@ -1,4 +1,4 @@
-"""What no change of the code may change: models, batches, losses, exports and reports as the golden files have them."""
+"""What no change of the code may change: models, batches, losses and reports as the golden files have them."""
 
 import csv
 from collections.abc import Callable, Mapping
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from safetensors.torch import load_file
 
 import llama_lab
 from llama_lab.data.data_module import TokenDataModule
@@ -25,33 +24,27 @@ from tests.composing import options
 from tests.conftest import Command
 from tests.data.test_data_module import on_device
 from tests.golden.files import check, numbers
-from tests.hf.theirs import CASES, CONTEXT, VOCAB, our_logits, their_model
 
-RECIPES = options("arch")
-TRAINED = {arch: [f"arch={arch}"] for arch in ("vanilla", "gpt2", "llama", "gemma2")} | {
-    "latent": ["arch=llama", "attention=mla"]
+TRAINED = {
+    "llama": ["arch=llama"],
+    "latent": ["arch=llama", "attention=mla"],
+    "vanilla": ["arch=vanilla"],
+    "gpt2": ["arch=gpt2"],
+    "gemma2": ["arch=gemma2"],
 }
 
 
 # Models
 
 
-@pytest.mark.slow
-def test_a_recipe_has_its_config_its_parameters_and_its_costs() -> None:
-    found = {}
-    for arch in RECIPES:
-        cfg = llama_lab.load_config([f"arch={arch}"])
-        found[arch] = {"cost": vars(llama_lab.cost(cfg)), "model": OmegaConf.to_container(cfg.model, resolve=True)}
-    check("recipes", found)
-
-
-@pytest.mark.slow
-def test_a_recipe_begins_with_its_weights() -> None:
-    found = {}
-    for arch in RECIPES:
-        model = llama_lab.build_model(llama_lab.load_config([f"arch={arch}", "size=pico", "seed=1"]), 97)
-        found[arch] = {name: described(parameter) for name, parameter in model.named_parameters()}
-    check("weights", found)
+@pytest.mark.matrix
+@pytest.mark.parametrize("arch", options("arch"))
+def test_a_recipe_has_its_config_its_costs_and_its_first_weights(arch: str) -> None:
+    cfg = llama_lab.load_config([f"arch={arch}"])
+    settings = OmegaConf.to_container(cfg.model, resolve=True)
+    check("recipes", {"cost": vars(llama_lab.cost(cfg)), "model": settings}, part=arch)
+    model = llama_lab.build_model(llama_lab.load_config([f"arch={arch}", "size=pico", "seed=1"]), 97)
+    check("weights", {name: described(parameter) for name, parameter in model.named_parameters()}, part=arch)
 
 
 def described(tensor: torch.Tensor) -> list[Any]:
@@ -79,7 +72,9 @@ def test_a_seed_has_its_batches(tiny: list[str]) -> None:
     check("batches", {str(seed): own for seed, own in found.items()})
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize(
+    "name", ["llama", *(pytest.param(name, marks=pytest.mark.matrix) for name in TRAINED if name != "llama")]
+)
 def test_a_recipe_has_its_losses_of_ten_steps(name: str, command: Command, tiny: list[str]) -> None:
     """To 1e-5, since the order of sums differs between processors."""
     ran = command(*tiny, *TRAINED[name], "train.tokens=2560", "train.log_every=1", "trainer=cpu")
@@ -89,31 +84,6 @@ def test_a_recipe_has_its_losses_of_ten_steps(name: str, command: Command, tiny:
     losses = {kind: [float(row[kind]) for row in rows if row[kind]] for kind in ("train/loss", "val/loss")}
     assert len(losses["train/loss"]) == 10
     check(f"losses_{name}", losses, 1e-5)
-
-
-# Exchange
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_an_exported_family_has_its_names_shapes_and_logits(converting: Command, tmp_path: Path) -> None:
-    """To 1e-4, since weights of some scale every difference of a sum."""
-    tokens = torch.arange(CONTEXT)[None] * 7 % VOCAB
-    found = {}
-    for i, name in enumerate(CASES):
-        theirs, exported = tmp_path / f"theirs{i}", tmp_path / f"exported{i}"
-        model = their_model(name)
-        with torch.no_grad():
-            for j, parameter in enumerate(model.parameters()):  # the same whatever transformers draws
-                own = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(j))
-                parameter.copy_(0.2 * own + (parameter.ndim == 1))
-        model.save_pretrained(theirs)
-        assert converting("export", theirs, exported).code == 0, name
-        with torch.no_grad():
-            logits = our_logits(llama_lab.load(exported).model, tokens)[0, :: CONTEXT - 1, :6]
-        shapes = {key: list(value.shape) for key, value in load_file(exported / "model.safetensors").items()}
-        found[name] = {"shapes": shapes, "logits": logits.tolist()}
-    check("families", found, 1e-4)
 
 
 # Reports
@@ -166,12 +136,10 @@ def simple(
 STEPS = {"vanilla": 0.0, "+norm": -0.005, "+block": -0.13, "+rope": -0.21, "+swiglu": -0.21}
 FOUR = {"gpt2": 0.0, "bloom": 0.2, "llama": -0.3, "mistral": -0.302}
 RATES = (1e-3, 2e-3, 4e-3)
-SIZES = {"a": {"model.n_layers": 2, "model.hidden_dim": 172}, "b": {"model.n_layers": 8, "model.hidden_dim": 688}}
 STUDIES: dict[str, Write] = {
     "ladder": simple(STEPS),
     "ladder_of_five_seeds_tuned": simple(STEPS, 1, 2, 3, 4, 5, rates=RATES, tuned=True),
     "ladder_of_two_seeds": simple(STEPS, 1, 2),
-    "ladder_of_one_seed": simple(STEPS, 1),
     "ladder_all_pairs": simple(STEPS, compare="all"),
     "leave_one_out": simple(STEPS, design="leave_one_out"),
     "add_one": simple(STEPS, design="add_one", best_rates={"+rope": 4e-3}, rates=RATES, tuned=True),
@@ -179,20 +147,18 @@ STUDIES: dict[str, Write] = {
     "options": simple(FOUR, design="options", compare="all"),
     "recipes": simple(FOUR, design="recipes", compare="all", lengths=(256, 512, 1024)),
     "rates": simple({"a": 0.0, "b": 0.01}, rates=RATES, best_rates={"b": 1e-3}, design="learning_rate"),
-    "kv_heads": simple({"4": 0.0, "2": 0.01, "1": 0.05}, design="kv_heads", facts={"1": {"kv_cache/bytes": 512}}),
-    "depth": simple({"a": 0.0, "b": -0.05}, design="depth", match="none", config=SIZES),
     "context": simple({"rope": 0.0, "learned": 0.1}, design="context", lengths=(256, 512)),
-    "uptrain": simple({"mha": 0.0, "gqa": 0.01}, design="uptrain", facts={"gqa": {"init_hash": "1" * 32}}),
     "scaling": scaling,
     "planted": planted,
 }  # fmt: skip
 
 
-SLOW = pytest.param("scaling", marks=pytest.mark.slow)
+CORE = ("ladder", "factorial", "scaling", "planted")  # one of each kind of analysis
 
 
-@pytest.mark.parametrize("name", [name if name != "scaling" else SLOW for name in STUDIES])
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in CORE else pytest.mark.matrix) for name in STUDIES]
+)
 def test_a_study_has_its_numbers(name: str, tmp_path: Path) -> None:
     study = STUDIES[name](tmp_path)
     study.save(tmp_path)

@@ -4,7 +4,6 @@ import csv
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from io import StringIO
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,13 +11,13 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from llama_lab import api
 from llama_lab.analysis.analyse import analyse
 from llama_lab.cli import compare_command
 from llama_lab.report.write import log_report, write_files
 from llama_lab.runs.study import ArmSpeed, Study, StudySpeed
 from tests.analysis.synthetic import BASE_LOSS, plant_config, write_run, write_study
-from tests.conftest import Command, Ran, RunTrain
+from tests.conftest import Command, Ran
+from tests.golden.files import RUNS
 
 LAYERS = {"model.n_layers": 2}
 
@@ -54,14 +53,6 @@ def rows(folder: Path) -> dict[str, dict[str, str]]:
         return {row["arm"]: row for row in csv.DictReader(file)}
 
 
-def test_runs_of_a_plain_sweep_become_arms(compare: Command, swept: Path) -> None:
-    ran = compare(swept / "runs" / "plain")
-    assert (ran.code, ran.err) == (0, "")
-    found = rows(ran.cwd / "comparison")
-    assert set(found) == {"norm=layernorm", "norm=rmsnorm"}
-    assert (ran.cwd / "comparison" / "report.html").exists()
-
-
 def test_runs_are_grouped_by_any_key_against_any_baseline(compare: Command, swept: Path) -> None:
     ran = compare(swept, "--group-by", "norm,model.n_layers", "--baseline", "norm=rmsnorm, model.n_layers=2")
     found = rows(ran.cwd / "comparison")
@@ -79,15 +70,16 @@ def test_equal_numbers_are_one_group_however_they_were_typed(compare: Command, t
     assert {*rows(compare(tmp_path, "--group-by", "train.tokens").cwd / "comparison")} == {"train.tokens=2000000"}
 
 
-def test_a_study_alone_is_reported_on_where_it_is(compare: Command, run_train: RunTrain, tiny: list[str]) -> None:
-    ladder = ("study=ladder", "study.learning_rates=null", "study.axes=[norm]", "study.seeds=[1,2]", "name=climb")
-    ran = run_train(*tiny, *ladder, "train.tokens=5120", "study.measure_speed=false")
-    assert ran.code == 0, ran.err
-    folder = ran.cwd / "runs" / "climb"
-    before = (folder / "summary.csv").read_text()
-    (folder / "summary.csv").unlink()
-    assert compare(folder).code == 0
-    assert (folder / "summary.csv").read_text() == before
+def test_a_study_alone_is_reported_on_where_it_is(compare: Command, tmp_path: Path) -> None:
+    """As the command that trained it did, for which the golden study has a summary."""
+    study = Path(shutil.copytree(RUNS / "study", tmp_path / "study"))
+    before = {*rows(study)}
+    (study / "summary.csv").unlink()
+    ran = compare(study)
+    assert (ran.code, ran.err) == (0, "")
+    assert {*rows(study)} == before
+    assert (study / "report.html").exists()
+    assert not (ran.cwd / "comparison").exists()
 
 
 @pytest.mark.slow
@@ -98,14 +90,18 @@ def test_a_study_against_another_baseline_goes_elsewhere(compare: Command, studi
     assert (ran.code, (studied / "summary.csv").read_text()) == (0, before)
     delta, turned = (rows(path) for path in (studied, ran.cwd / "turned"))
     assert float(turned["vanilla"]["to_baseline_nats_mean"]) == -float(delta["+rmsnorm"]["to_baseline_nats_mean"])
-    assert compare(studied, "--baseline", "+rmsnorm", "--out", "turned").code == 0, "the same command again"
     assert compare("turned").code == 0, "the comparison is a study that can be reported on again"
 
 
 def test_studies_and_runs_of_different_folders_are_combined(compare: Command, studied: Path, swept: Path) -> None:
     ran = compare(studied, swept / "runs" / "plain")
-    assert ran.code == 0
-    assert len(rows(ran.cwd / "comparison")) == 4
+    assert (ran.code, ran.err) == (0, "")
+    assert {*rows(ran.cwd / "comparison")} == {
+        "synthetic/vanilla",
+        "synthetic/+rmsnorm",
+        "norm=layernorm",
+        "norm=rmsnorm",
+    }
 
 
 def test_tuned_studies_are_combined_over_their_seeds(compare: Command, tmp_path: Path) -> None:
@@ -124,16 +120,6 @@ def test_measured_speeds_stay_with_their_runs(compare: Command, studied: Path, t
     for paths, is_measured in (((studied, "--title", "T"), True), ((tmp_path / "other", "--title", "T"), False)):
         comparison = compare(*paths).cwd / "comparison"
         assert rows(comparison)["+rmsnorm"]["perf/tokens_per_second"].startswith(("777.0", "776.99")) == is_measured
-    StudySpeed("cpu", 1, "32-true", 2, "2.13.0", arms).save(comparison)
-    assert api.compare(comparison).table.loc["+rmsnorm", "perf/tokens_per_second"] == pytest.approx(777)
-    assert api.compare(studied / "vanilla", studied / "+rmsnorm").result.speed is None
-
-
-def test_a_ladder_against_a_step_says_which(compare: Command, tmp_path: Path) -> None:
-    write_study(tmp_path / "study", {"vanilla": 0.0, "+prenorm": -0.1, "+rmsnorm": -0.2, "+rope": -0.3})
-    text = " ".join(compare(tmp_path / "study", "--baseline", "+prenorm").out.split())
-    assert "From +prenorm to the last, +rope, the loss changed by" in text
-    assert "the last arm against +prenorm" in text
 
 
 def test_packages_are_trusted_by_name(compare: Command, studied: Path) -> None:
@@ -154,39 +140,26 @@ def test_a_study_that_was_moved_is_still_found(compare: Command, studied: Path) 
     assert compare("moved").code == 0
 
 
-def test_a_scaling_study_keeps_its_reference(compare: Command, studied: Path) -> None:
-    replace(Study.load(studied), design="scaling").save(studied)
-    ran = compare(studied, "--baseline", "+rmsnorm")
-    assert (ran.code, ran.err.count("\n")) == (2, 1)
-    assert "error: --baseline +rmsnorm: a scaling study compares each option with the first" in ran.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["STUDY", "--baseline", "vanila"], "error: --baseline vanila: no such arm (did you mean vanilla?); choose "),
-        (["SWEEP", "--group-by", ",,,"], "error: --group-by ,,,: names no key"),
+        (["STUDY", "--baseline", "vanila"], "error: --baseline vanila: "),
+        (["SWEEP", "--group-by", ",,,"], "error: --group-by ,,,: "),
         (["SWEEP", "--group-by", "ffn"], "separate them with --group-by "),
         (["SWEEP", "--out", "STUDY"], "holds a study, which the comparison would replace"),
+        (["SCALING", "--baseline", "+rmsnorm"], "error: --baseline +rmsnorm: "),
     ],
 )
 def test_wrong_arguments_are_reported_in_one_line(
     compare: Command, studied: Path, swept: Path, arguments: list[str], message: str
 ) -> None:
-    paths = {"STUDY": str(studied), "SWEEP": str(swept)}
+    scaling = Path(shutil.copytree(studied, studied.with_name("scaling")))
+    replace(Study.load(scaling), design="scaling").save(scaling)
+    paths = {"STUDY": str(studied), "SWEEP": str(swept), "SCALING": str(scaling)}
     ran = compare(*(paths.get(argument, argument) for argument in arguments))
     assert ran.code == 2
     assert message in ran.err
     assert ran.err.count("\n") == 1
-
-
-def test_a_run_whose_metrics_end_in_a_partial_line_is_read_up_to_it(compare: Command, studied: Path) -> None:
-    metrics = studied / "vanilla" / "seed=1" / "metrics.csv"
-    metrics.write_text(metrics.read_text()[:-25])
-    (studied / "vanilla" / "seed=1" / "status.json").write_text('{"status": "running", "message": ""}')
-    ran = compare(studied)
-    assert (ran.code, ran.err) == (0, "")
-    assert "vanilla/seed=1" in ran.out
 
 
 def test_a_comparison_has_its_own_title_or_that_of_its_baseline(compare: Command, tmp_path: Path) -> None:
@@ -194,24 +167,10 @@ def test_a_comparison_has_its_own_title_or_that_of_its_baseline(compare: Command
     write_study(tmp_path / "study", {"base": 0.0, "near": 0.0}, seeds=(1, 2), facts=facts)
     ran = compare(tmp_path / "study", "--group-by", "norm", "--title", "Two norms")
     assert (ran.code, ran.err) == (0, "")
-    assert Study.load(ran.cwd / "comparison").heading == "Two norms"
     assert "Two norms" in ran.out
     assert "<h1>Two norms</h1>" in (ran.cwd / "comparison" / "report.html").read_text(encoding="utf-8")
     ran = compare(tmp_path / "study", "--group-by", "norm")
     assert Study.load(ran.cwd / "comparison").heading == "Comparison: norm=rmsnorm and 1 other arm"
-
-
-def test_a_comparison_parses_each_config_once(
-    compare: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = [(f"model.dim={dim}", seed) for dim in (32, 64) for seed in (1, 2)]
-    for arm, seed in runs:
-        write_run(tmp_path / arm / f"seed={seed}", arm, seed, BASE_LOSS, config={"train.prompt": f"{tmp_path} {arm}"})
-    parsed: list[str] = []
-    load = OmegaConf.load
-    monkeypatch.setattr(OmegaConf, "load", lambda file: parsed.append(file.getvalue()) or load(StringIO(parsed[-1])))
-    assert compare(tmp_path).code == 0
-    assert len([text for text in parsed if str(tmp_path) in text and "train:" in text]) == len(runs)
 
 
 def test_a_scaling_study_without_a_finished_run_has_its_report(studied: Path) -> None:

@@ -2,7 +2,6 @@
 
 import csv
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.result import Result
 from llama_lab.report.summary import print_table, summary_rows, write_csv, write_summary_csv
-from llama_lab.report.tables import tables
 from tests.analysis import results
 from tests.analysis.synthetic import plant_end, run_folder, write_study
 
@@ -96,21 +94,9 @@ def test_the_table_has_states_below_the_cache_per_token(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [line.split() for line in printed(results.with_states(), capsys, monkeypatch).splitlines()]
-    assert ["+", "50", "KiB"] in [line[-3:] for line in lines]
     assert ["+", "66", "KiB"] in [line[-3:] for line in lines]
-    assert ["token"] in lines
     assert max(len(" ".join(line)) for line in lines) <= 80
     assert "+ state" not in printed(results.ladder(), capsys, monkeypatch)
-
-
-def test_the_table_has_the_verdicts_of_the_page(
-    result: Result, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = [line for line in printed(result, capsys, monkeypatch).splitlines() if "12,000" in line]
-    verdicts = tables(result)["arms"].cells("Verdict")
-    assert verdicts == ["vanilla \u2013", "rmsnorm lower", "olmo not tested"]
-    for row, verdict in zip(rows, verdicts, strict=True):
-        assert f" {verdict.partition(' ')[2]} " in row
 
 
 def test_the_answer_and_the_warnings_follow_the_table(
@@ -134,16 +120,6 @@ def test_long_names_of_arms_are_folded_and_never_cut(
     assert name in "".join(folded)
 
 
-def test_where_no_speed_was_measured_names_have_the_column(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    result, name = results.ladder(), "gated_delta_mqa"
-    arms = [replace(arm, costs={}, arm=replace(arm.arm, name=f"{name}{i}")) for i, arm in enumerate(result.arms)]
-    table, _, _ = printed(replace(result, arms=arms), capsys, monkeypatch).partition("nats per token, ±")
-    assert "tokens/s" not in table
-    assert [line.split()[0] for line in table.splitlines() if line.startswith(f" {name}")] == [arm.name for arm in arms]
-
-
 def test_a_study_in_bits_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,8 +129,6 @@ def test_a_study_in_bits_says_so(
     assert "bits/byte" in out
     assert "val loss" not in out
     assert f"{result.arms[1].bits.mean:.3f} ±" in out
-    assert summary_rows(result)[1]["to_baseline_nats_mean"] is None
-    assert summary_rows(result)[1]["to_baseline_bits_mean"] is not None
 
 
 def test_a_name_that_a_spreadsheet_would_compute_is_text(tmp_path: Path) -> None:
@@ -171,11 +145,11 @@ def test_a_name_that_a_spreadsheet_would_compute_is_text(tmp_path: Path) -> None
 
 
 def test_however_many_arms_there_are_two_screens_are_enough(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     names = [f"arm{i}" for i in range(60)]
-    print_table(analyse(write_study(tmp_path, dict.fromkeys(names, 0.0), seeds=(1,)), tmp_path))
+    print_table(results.result(dict.fromkeys(names, 3.7), seeds=1, points=2))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 45
     assert lines[-1].endswith("more lines, as in the report and summary.csv")

@@ -1,5 +1,0 @@
-"""The command that exports."""
-
-from tests.hf.conftest import converting
-
-__all__ = ["converting"]

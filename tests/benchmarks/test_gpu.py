@@ -21,10 +21,7 @@ CPU = torch.device("cpu")
     ("finding", "outcome", "text"),
     [
         (Finding("MFU", 51.23, "%", goal=50), "met", "MFU: 51.2 %, goal at least 50, met"),
-        (Finding("MFU", 49.9, "%", goal=50), "not met", "MFU: 49.9 %, goal at least 50, not met"),
-        (Finding("ratio", 1.01, goal=1.01, at_most=True), "met", "ratio: 1.01, goal at most 1.01, met"),
         (Finding("ratio", 2.0, goal=1.01, at_most=True), "not met", "ratio: 2.00, goal at most 1.01, not met"),
-        (Finding("calls", 0, goal=0, at_most=True), "met", "calls: 0, goal at most 0, met"),
         (Finding("speed", 12345.6, "tokens/s", note="1B"), "measured", "speed: 12,346 tokens/s, measured (1B)"),
         (Finding("NCCL", None, note="one GPU"), "not measured", "NCCL: not measured (one GPU)"),
     ],
@@ -106,29 +103,18 @@ def test_the_loss_is_compared_with_its_logits() -> None:
 
 @pytest.mark.slow
 def test_flex_attention_gives_what_our_masked_path_gives() -> None:
-    findings = gpu_kernels.measure_attention(CPU, (1, 4, 128, 16), window=32, compiled=False, rounds=1)
-    found = {finding.name: finding.outcome for finding in findings}
-    fused = {name for name in found if "written-out" in name}
-    assert len(fused) == len(gpu_kernels.FUSED)
-    differences = {name: outcome for name, outcome in found.items() if "difference" in name}
-    assert len(differences) == 4
-    assert set(differences.values()) == {"met"}
-    assert {name for name, outcome in found.items() if outcome == "measured"} == {
-        f"{variant}: masked, of the causal fused rate"
-        for variant in ("window of 32", "ALiBi", "relative bias", "soft-cap")
-    }
+    found = list(gpu_kernels.measure_attention(CPU, (1, 4, 128, 16), window=32, compiled=False, rounds=1))
+    assert sum("written-out" in finding.name for finding in found) == len(gpu_kernels.FUSED)
+    assert [finding.outcome for finding in found if "difference" in finding.name] == ["met"] * 4
 
 
-def test_decoding_is_measured_with_its_share_of_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoding_is_measured_with_its_share_of_the_bandwidth() -> None:
     sizes: dict[str, Any] = {"context": 16, "new_tokens": 4, "buffer_bytes": 2**20, "modes": [False], "rounds": 1}
     found = {finding.name: finding.value for finding in gpu_decoding.measure_decoding(CPU, TINY, **sizes)}
     assert found["KV cache in torch.bfloat16, allocated over formula"] == 1
     assert found["KV cache in torch.int8, allocated over formula"] == 1
     assert 0 < (found["of the bandwidth, eager"] or 0) < 100
     assert found["CUDA graphs launched per token, eager"] == 0
-    graph = type("Graph", (), {"replay": print})
-    monkeypatch.setattr(gpu_decoding, "CUDAGraph", graph)
-    assert gpu_decoding.graphs_launched(lambda: [graph().replay() for _ in range(3)]) == 3
 
 
 @pytest.mark.process

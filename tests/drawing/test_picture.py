@@ -32,11 +32,6 @@ def test_a_command_draws_shapes_and_costs_and_trains_nothing(command: Command) -
     assert marked(ran.cwd / "one.svg") == set()
 
 
-def test_a_model_whose_documents_are_apart_is_drawn_too(command: Command) -> None:
-    ran = command("data.document_mask=true", "draw=one.svg", "model.n_layers=1")
-    assert (ran.code, ran.err) == (0, "")
-
-
 def test_two_stand_side_by_side_and_only_what_differs_is_marked(command: Command) -> None:
     ran = command("norm=layernorm", "draw=two.svg", "draw_against=norm=rmsnorm", "model.n_layers=2")
     assert (ran.code, ran.err) == (0, "")
@@ -47,14 +42,6 @@ def test_two_stand_side_by_side_and_only_what_differs_is_marked(command: Command
     assert root.get("width") == str(2 * WIDTH)
     names = [str(one.text) for one in texts(ran.cwd / "two.svg") if "norm=" in str(one.text)]
     assert names == ["norm=rmsnorm", "arch=llama size=nano norm=layernorm"]  # on two lines, and on one of two
-
-
-def test_a_part_that_the_other_does_not_have_is_marked() -> None:
-    one, other = (
-        anatomy(name, decoder(f"arch={name}", device="meta"), compose_config("size=pico", f"arch={name}").model)
-        for name in ("vanilla", "llama")
-    )
-    assert {"RMSNorm", "RoPE", "Sinusoids", "2 \u00d7 Post-norm block"} <= marked(picture(other, one))
 
 
 def test_nothing_is_drawn_outside_of_the_picture() -> None:
@@ -75,24 +62,23 @@ def test_a_hostile_name_is_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
-    {
-        "suffix": (["draw=one.png"], "draw=one.png: the picture is an SVG file; name it so, draw=one.svg"),
-        "setting": (["draw=arch=gpt2"], "is a setting; name an SVG file before it, llama-lab draw model.svg arch=gpt2"),
-        "no folder": (["draw=gone/one.svg"], "draw=gone/one.svg: there is no folder gone; create it"),
-        "estimate": (["draw=one.svg", "estimate=true"], "draw=one.svg: estimate=true does something else"),
-        "measure": (["draw=one.svg", "measure=runs"], "draw=one.svg: measure=runs does something else"),
-        "alone": (["draw_against=arch=gpt2"], "draw_against=arch=gpt2: is for a picture; add draw=FILE.svg"),
-        "same": (["draw=one.svg", "draw_against=seed=3"], "draw_against=seed=3: has the same parts; change one"),
-        "other": (["draw=one.svg", "draw_against=norm=foo"], "norm=foo: no such option"),
-        "other's kind": (["draw=one.svg", "draw_against=model.dim=x"], "model.dim=x: must be a positive whole number"),
-        "vocabulary": (["draw=one.svg", "tokenizer=char"], "model.vocab_size=null: this tokenizer learns"),
-        "study": (["draw=one.svg", "study=kv_heads"], "draw=one.svg: draws one architecture and trains nothing"),
-    }.values(),
-    ids=lambda value: value[0] if isinstance(value, list) else "",
+    ("overrides", "told"),
+    [
+        ("draw=one.png", "draw=one.png: the picture is an SVG file"),
+        ("draw=arch=gpt2", "is a setting"),
+        ("draw=gone/one.svg", "draw=gone/one.svg: there is no folder gone"),
+        ("draw=one.svg estimate=true", "draw=one.svg: estimate=true"),
+        ("draw=one.svg measure=runs", "draw=one.svg: measure=runs"),
+        ("draw_against=arch=gpt2", "draw_against=arch=gpt2: "),
+        ("draw=one.svg draw_against=seed=3", "draw_against=seed=3: has the same parts"),
+        ("draw=one.svg draw_against=norm=foo", "norm=foo: "),
+        ("draw=one.svg draw_against=model.dim=x", "model.dim=x: "),
+        ("draw=one.svg tokenizer=char", "model.vocab_size=null: "),
+        ("draw=one.svg study=kv_heads", "draw=one.svg: "),
+    ],
 )
-def test_bad_input_is_refused_in_one_line(overrides: list[str], message: str, command: Command) -> None:
-    ran = command(*overrides)
+def test_bad_input_is_refused_in_one_line(overrides: str, told: str, command: Command) -> None:
+    ran = command(*overrides.split())
     assert (ran.code, len(ran.err.splitlines())) == (2, 1)
-    assert message in ran.err
+    assert told in ran.err
     assert not (ran.cwd / "one.svg").exists()

@@ -1,13 +1,16 @@
 """Models that tests look at from several sides, and a text that is read with a state."""
 
+from functools import cache
 from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from torch import Tensor
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor, nn
 
 from llama_lab.model import Decoder
-from tests.composing import compose_config
+from llama_lab.model.mixer import Mixer
+from tests.composing import compose_config, softmaxes, written
 
 # The keys of `model` that each group's options set: the component, and the size that belongs to it.
 GROUPS = {name: [name] for name in ("norm", "block", "position", "attention", "ffn", "embedding", "init")}
@@ -62,6 +65,28 @@ RECURRENT = {
 ON_NONE = {name: keys if name == "hybrid" else (*keys, "position=none") for name, keys in RECURRENT.items()}
 
 
+composed = cache(compose_config)
+
+
+def recipe(arch: str) -> DictConfig:
+    return composed("size=pico", f"arch={arch}")
+
+
+def switched(arch: str, group: str, option: str) -> DictConfig:
+    """What `arch=<arch> <group>=<option>` composes; faster; test_recipes.py shows that it is that."""
+    if group == "block" and recipe(arch).model.ffn is None:  # it comes back with another block
+        return composed("size=pico", f"arch={arch}", f"block={option}").copy()
+    cfg, body = recipe(arch).copy(), written(group, option)
+    if group not in body:
+        body = OmegaConf.create({group: body})
+    for key in body:
+        OmegaConf.update(cfg.model, key, body._get_node(key), merge=False)
+    is_added = cfg.model.position._target_.endswith(("Learned", "Sinusoidal"))
+    if group == "attention" and option not in softmaxes() and not is_added:  # they would ignore it
+        cfg.model.position = written("position", "none")
+    return cfg
+
+
 @torch.no_grad()
 def in_pieces(model: Decoder, tokens: Tensor, sizes: list[int], dtype: torch.dtype | None = None) -> Tensor:
     """Logits of `tokens`, read with a state in pieces of these sizes and then one by one."""
@@ -79,3 +104,12 @@ def model_with(*overrides: str, device: str = "cpu", **components: Any) -> Decod
     with torch.device(device):
         model: Decoder = instantiate(cfg.model, vocab_size=97, **components)
     return model.eval()
+
+
+@torch.no_grad()
+def copy_attention(own: Mixer, copied: nn.MultiheadAttention) -> None:
+    """Give one of PyTorch's attentions the weights of ours."""
+    maps = (own.query, own.key, own.value)
+    copied.in_proj_weight.copy_(torch.cat([one.weight for one in maps]))
+    copied.in_proj_bias.copy_(torch.cat([one.bias for one in maps]))
+    copied.out_proj.load_state_dict(own.output.state_dict())

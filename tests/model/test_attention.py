@@ -2,19 +2,19 @@
 
 import math
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import torch
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
-from llama_lab.model.attention import GroupedQueryAttention, must_repeat_heads, reference_attention
+from llama_lab.model.attention import GroupedQueryAttention, reference_attention
 from llama_lab.model.attention_context import AttentionContext
 from llama_lab.model.encoding import Position
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.tower import call
-from tests.composing import compose_config, decoder, kinds, lively, options, softmaxes
+from tests.composing import cover, decoder, kinds, lively, options, softmaxes
+from tests.model.cases import switched
 
 T, N_HEADS, HEAD_DIM, DIM = 12, 6, 8, 40  # dim is not n_heads * head_dim, and n_heads is no power of two
 KV_HEADS = {"mqa": [1], **{option: [6] for option in options("attention") if option.startswith("mha")}}
@@ -23,7 +23,7 @@ KV_HEADS = {"mqa": [1], **{option: [6] for option in options("attention") if opt
 @cache
 def component(group: str, option: str):
     """The factory that the decoder receives for `group=option`."""
-    return instantiate(compose_config("size=pico", f"{group}={option}").model[group])
+    return instantiate(switched("llama", group, option).model[group])
 
 
 def outputs_and_gradients(layer: GroupedQueryAttention, position: Position, x: Tensor, kernel: str) -> list[Tensor]:
@@ -37,16 +37,14 @@ def outputs_and_gradients(layer: GroupedQueryAttention, position: Position, x: T
 
 ATTENTIONS = [one for one in kinds("attention") if one in softmaxes() and not one.startswith("mla")]
 POSITIONS = [option for option in kinds("position") if option != "shaw"]  # which no fused kernel has
-WINDOWS = [None, 1, 5]
-EVERY_TWO = [  # of a position, an attention, a window and a number of kv heads meet
-    (position, attention, WINDOWS[(i + j) % 3], kv_heads[(i + 2 * j) % len(kv_heads)])
-    for i, position in enumerate(POSITIONS)
-    for j, attention in enumerate(ATTENTIONS)
-    for kv_heads in [KV_HEADS.get(attention, [1, 2, 3, 6])]
+CASES = [
+    (position, attention, window, n_kv_heads)
+    for position, attention, window in cover(POSITIONS, ATTENTIONS, [None, 1, 5], meeting=1)
+    for n_kv_heads in KV_HEADS.get(attention, [2, 3])
 ]
 
 
-@pytest.mark.parametrize(("position", "attention", "window", "n_kv_heads"), EVERY_TWO)
+@pytest.mark.parametrize(("position", "attention", "window", "n_kv_heads"), CASES)
 def test_fused_equals_reference_attention(position: str, attention: str, window: int | None, n_kv_heads: int) -> None:
     torch.manual_seed(n_kv_heads)
     encoding = call(component("position", position), dim=DIM, n_heads=N_HEADS, head_dim=HEAD_DIM, max_seq_len=32)
@@ -59,8 +57,7 @@ def test_fused_equals_reference_attention(position: str, attention: str, window:
     torch.testing.assert_close(fused, reference, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("n_kv_heads", [1, 2, 3, 6])
+@pytest.mark.parametrize(("n_kv_heads", "softcap"), [(1, None), (2, 2.0), (3, None), (6, 2.0)])
 def test_reference_attention_equals_a_naive_loop(n_kv_heads: int, softcap: float | None) -> None:
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(2, 6, 5, 4, generator=generator)
@@ -97,11 +94,3 @@ def test_heads_that_are_repeated_give_what_shared_ones_give(monkeypatch: pytest.
     shared = [model(tokens) for model in models]
     monkeypatch.setattr("llama_lab.model.attention.must_repeat_heads", lambda query, masked: True)
     torch.testing.assert_close([model(tokens) for model in models], shared)
-
-
-def test_heads_are_repeated_where_no_fused_kernel_shares_them() -> None:
-    bf16, f32 = torch.bfloat16, torch.float32
-    for cuda, dtype, masked in ((True, bf16, False), (True, bf16, True), (True, f32, False), (False, f32, True)):
-        query = SimpleNamespace(is_cuda=cuda, dtype=dtype)
-        repeats = cuda and (masked or dtype == f32)
-        assert must_repeat_heads(query, masked) == repeats  # type: ignore[arg-type]

@@ -89,11 +89,3 @@ def test_neither_has_the_name_of_the_loss() -> None:
     for add in (lambda: add_term(x, "loss", x, 1.0), lambda: add_metric("loss", x)):
         with Auxiliary().collecting(), pytest.raises(ValueError, match="train/loss: is the loss of the model; give"):
             add()
-
-
-def test_metrics_are_means_over_modules_and_forward_passes() -> None:
-    auxiliary = Auxiliary()
-    for value in (1.0, 2.0, 6.0):
-        with auxiliary.collecting():
-            add_metric("size", torch.tensor(value))
-    assert auxiliary.take() == {"size": torch.tensor(3.0)}

@@ -7,13 +7,15 @@ import pytest
 import torch
 
 from llama_lab.model.generate import _static_step, compiled_step, prefill
-from tests.composing import DECODERS, decoder, options
+from tests.composing import DECODERS, decoder, kinds
 
-POSITIONS = [f"position={name}" for name in options("position")]
+QUICK = ["arch=gemma2", "arch=mixtral", "arch=qwen3_next", "position=learned", "position=relative"]
+EVERY = [*(f"arch={name}" for name in DECODERS), *(f"position={name}" for name in kinds("position"))]
+OTHERS = [pytest.param(one, marks=pytest.mark.matrix) for one in EVERY if one not in QUICK]
 META = torch.device("meta")
 
 
-@pytest.mark.parametrize("overrides", [*(f"arch={name}" for name in options("arch")), *POSITIONS])
+@pytest.mark.parametrize("overrides", [*QUICK, "arch=bert", "arch=t5_v1_1", *OTHERS])
 def test_a_training_step_stays_on_its_device(overrides: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.is_autocast_enabled", lambda device: False)  # there is none on meta
     monkeypatch.setattr("torch.autocast", lambda device, enabled: nullcontext())
@@ -27,7 +29,7 @@ def test_a_training_step_stays_on_its_device(overrides: str, monkeypatch: pytest
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("overrides", [*(f"arch={name}" for name in DECODERS), *POSITIONS])
+@pytest.mark.parametrize("overrides", [*QUICK, *OTHERS])
 def test_decoding_stays_on_its_device(overrides: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, token = decoder(overrides, device="meta").eval(), torch.zeros(2, 1, dtype=torch.long, device=META)
     monkeypatch.setattr(sys.modules[compiled_step.__module__], "_compile_static_step", lambda: _static_step)

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 
 from llama_lab.model import Encoder, generate, measure_cost
 from llama_lab.model.loss import IGNORE
-from tests.composing import decoder, kinds, lively, refusal, softmaxes
+from tests.composing import decoder, lively, refusal
+from tests.model.cases import copy_attention
 
 FAMILY = "family=encoder"
 TOKENS = torch.randint(1, 97, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -18,11 +19,8 @@ def theirs(model: Encoder, norm_first: bool) -> nn.TransformerEncoder:
     layer = nn.TransformerEncoderLayer(model.dim, 4, width, 0.0, "gelu", 1e-5, batch_first=True, norm_first=norm_first)
     other = nn.TransformerEncoder(layer, 3, nn.LayerNorm(model.dim) if norm_first else None, False).eval()
     for block, copied in zip(model.blocks, other.layers, strict=True):
-        own, mixer = block.attention, copied.self_attn
-        with torch.no_grad():
-            mixer.in_proj_weight.copy_(torch.cat([own.query.weight, own.key.weight, own.value.weight]))
-            mixer.in_proj_bias.copy_(torch.cat([own.query.bias, own.key.bias, own.value.bias]))
-        pairs = [(own.output, mixer.out_proj), (block.ffn.up, copied.linear1), (block.ffn.down, copied.linear2)]
+        copy_attention(block.attention, copied.self_attn)
+        pairs = [(block.ffn.up, copied.linear1), (block.ffn.down, copied.linear2)]
         pairs += [(block.attention_norm, copied.norm1), (block.ffn_norm, copied.norm2)]
         for ours, its in pairs:
             its.load_state_dict(ours.state_dict())
@@ -66,16 +64,14 @@ def test_which_tokens_see_which() -> None:
     assert seen(lively("model.n_layers=1")) == ["10000", "11000", "11100", "11110", "11111"], "a decoder's"
 
 
-@pytest.mark.parametrize("position", kinds("position"))
+@pytest.mark.parametrize("position", ["learned", "alibi", "relative", "shaw"])
 @torch.no_grad()
 def test_every_position_encoding_sees_both_sides(position: str) -> None:
     assert seen(lively(FAMILY, f"position={position}")) == ["11111"] * 5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("attention", softmaxes())
-def test_every_parameter_learns_from_a_few_targets(attention: str) -> None:
-    model = decoder(FAMILY, f"attention={attention}")
+def test_every_parameter_learns_from_a_few_targets() -> None:
+    model = decoder(FAMILY, "attention=gqa_gpt_oss")
     targets: Tensor = torch.full_like(TOKENS, IGNORE)
     targets[:, 3] = TOKENS[:, 3]
     model.loss(*model.cut(TOKENS, targets))[1].backward()
@@ -99,9 +95,9 @@ def test_costs_are_of_all_keys_and_there_is_no_cache() -> None:
 
 
 REFUSED = {
-    "attention=linear position=none": "model.attention=llama_lab.model.recurrent.LinearAttention: its tokens see only",
-    "model.attention.prefix=4": "model.attention.prefix=4: an encoder's tokens all see each other",
-    "data.document_mask=true": "model.document_start_id: an encoder sees all documents",
+    "attention=linear position=none": "model.attention=llama_lab.model.recurrent.LinearAttention: ",
+    "model.attention.prefix=4": "model.attention.prefix=4: ",
+    "data.document_mask=true": "model.document_start_id: ",
 }
 
 

@@ -1,16 +1,13 @@
 """Linear maps that share an input become one product while text is generated, and nothing else changes."""
 
 import copy
-from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from llama_lab.model import generate
 from llama_lab.model.fusion import OF_ONE_INPUT, fused
-from llama_lab.model.generate import prefill
 from tests.composing import decoder
 
 INPUT = 16  # more than all outputs, so that weights are kept by rows
@@ -99,28 +96,6 @@ def test_a_model_that_has_generated_trains_on_as_before(arch: str) -> None:
     assert list(generate(used, PROMPTS, 9)) == list(generate(fresh, PROMPTS, 9))
 
 
-def test_two_texts_at_a_time_of_one_model_are_those_of_one_after_the_other() -> None:
-    model = decoder("arch=llama2")
-    alone = list(generate(model, PROMPTS, 6))
-    first, second = generate(model, PROMPTS, 6), generate(model, PROMPTS, 6)
-    next(second)
-    mixed = [step for pair in zip(first, second, strict=False) for step in pair]
-    assert mixed[::2] == alone[:5]
-    assert mixed[1::2] == alone[1:]
-
-
-@torch.inference_mode()
-def test_a_step_with_a_source_takes_no_more_computation_if_fused() -> None:
-    model, counts = decoder("family=encoder_decoder"), []
-    for prepared in (nullcontext(), fused(model)):
-        state = model.new_state(2, 9)
-        prefill(model, PROMPTS, state)
-        with prepared, FlopCounterMode(display=False) as counter:
-            model.hidden_states(torch.tensor([[6], [7]]), state)
-        counts.append(counter.get_total_flops())
-    assert counts[0] == counts[1]
-
-
 class Louder(nn.Linear):
     """A user's map."""
 
@@ -150,15 +125,6 @@ def test_fused_weights_with_more_rows_than_columns_are_kept_by_columns_while_ins
         assert first.weight.is_contiguous()
         assert second.weight.is_contiguous()
         torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
-
-
-def test_parameters_that_are_replaced_inside_are_kept() -> None:
-    module = Maps(True, inputs=4, widths=(8,))
-    (only,) = module.linears
-    with fused(module):
-        only.weight.data = torch.full((8, 4), 2.0, dtype=torch.bfloat16)
-    assert only.weight.dtype == torch.bfloat16
-    assert (only.weight == 2).all()
 
 
 def test_maps_of_other_inputs_and_those_of_a_users_class_compute_their_own() -> None:

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from llama_lab.model import Decoder, Sampling, generate
-from tests.composing import DECODERS, lively
+from tests.composing import lively
 from tests.conftest import needs_compiler
 
 GREEDY = Sampling(temperature=0)
@@ -41,8 +41,8 @@ def is_likeliest(model: Decoder, prompts: Sequence[Sequence[int]], n: int) -> bo
     return found == [after[-n:].argmax(-1).tolist() for after in logits]
 
 
-@pytest.mark.parametrize("arch", DECODERS)
-def test_greedy_text_of_every_recipe_is_that_of_a_full_forward_pass(arch: str) -> None:
+@pytest.mark.parametrize("arch", ["gemma2", "qwen3_next"])  # cached logits of all others: test_cache.py
+def test_greedy_text_is_that_of_a_full_forward_pass(arch: str) -> None:
     assert is_likeliest(lively(f"arch={arch}"), PROMPTS, 20)
 
 
@@ -67,18 +67,16 @@ def test_a_sequence_ends_with_its_end_of_text_and_the_others_go_on() -> None:
     assert len(list(generate(model, PROMPTS[:1], 20, GREEDY, eot_id=eot))) == free[0].index(eot) + 1
 
 
-@pytest.mark.parametrize("length", [0, 1, 25])
-def test_as_many_tokens_come_as_are_asked_for_one_step_at_a_time(length: int) -> None:
-    steps = generate(lively("arch=llama"), PROMPTS, length)
-    assert iter(steps) is steps
-    tokens = [token for step in steps for token in step]
-    assert len(tokens) == len(PROMPTS) * length
-    assert all(0 <= token < 97 for token in tokens)
+def test_as_many_tokens_come_as_are_asked_for_one_step_at_a_time() -> None:
+    for length in (0, 25):
+        steps = generate(lively("arch=llama"), PROMPTS, length)
+        assert iter(steps) is steps
+        assert [len(step) for step in steps] == [len(PROMPTS)] * length
 
 
 def test_windows_let_text_slide_past_the_context() -> None:
     model = lively("attention=gqa", "model.attention.window=5")
-    assert is_likeliest(model, PROMPTS, 80)
+    assert is_likeliest(model, PROMPTS, 40)
     assert is_likeliest(model, [[*range(40)]], 3)
     learned = lively("attention=gqa", "model.attention.window=5", "position=learned")
     with pytest.raises(ValueError, match=r"^max_new_tokens=30: "):
@@ -121,16 +119,6 @@ def kept_by_transformers(logits: Tensor, sampling: Sampling) -> Tensor:
     return LogitsProcessorList(warpers)(None, logits[None])[0].softmax(-1)
 
 
-SAMPLINGS = [
-    Sampling(),
-    Sampling(temperature=0.5),
-    Sampling(temperature=2.0, top_k=5),
-    Sampling(top_p=0.7),
-    Sampling(min_p=0.2),
-    Sampling(temperature=1.5, top_k=12, top_p=0.9, min_p=0.05),
-]
-
-
 @given(
     logits=st.lists(st.floats(-8, 8), min_size=2, max_size=12, unique_by=lambda x: round(x, 3)),
     temperature=st.floats(0.1, 3),
@@ -138,7 +126,7 @@ SAMPLINGS = [
     top_p=st.none() | st.floats(0.01, 0.99),
     min_p=st.none() | st.floats(0, 1),
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 def test_each_setting_keeps_what_transformers_keeps(
     logits: list[float], temperature: float, top_k: int | None, top_p: float | None, min_p: float | None
 ) -> None:
@@ -146,8 +134,8 @@ def test_each_setting_keeps_what_transformers_keeps(
     torch.testing.assert_close(sampling.distribution(exact), kept_by_transformers(exact, sampling))
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_100_000_draws_have_the_intended_frequencies_and_none_is_outside(sampling: Sampling) -> None:
+def test_100_000_draws_have_the_intended_frequencies_and_none_is_outside() -> None:
+    sampling = Sampling(temperature=1.5, top_k=12, top_p=0.9, min_p=0.05)
     logits = 1.5 * torch.randn(30, generator=torch.Generator().manual_seed(1))
     generator = torch.Generator().manual_seed(0)
     counts = sampling.draw(logits.expand(100_000, -1), [generator] * 100_000).bincount(minlength=30)
@@ -156,47 +144,34 @@ def test_100_000_draws_have_the_intended_frequencies_and_none_is_outside(samplin
     assert chisquare(counts[expected > 0], expected[expected > 0]).pvalue > 1e-3
 
 
-@pytest.mark.slow
-def test_generation_draws_from_the_models_own_distribution() -> None:
-    model, n, sampling = lively("arch=llama"), 1500, Sampling(temperature=2, top_k=8)
-    drawn = torch.tensor(texts(model, [[7]] * n, 2, sampling=sampling))
-    with torch.no_grad():
-        first = sampling.distribution(model(torch.tensor([[7]]))[0, -1])
-        likeliest = int(first.argmax())
-        after = sampling.distribution(model(torch.tensor([[7, likeliest]]))[0, -1])
-    for tokens, expected in ((drawn[:, 0], first), (drawn[drawn[:, 0] == likeliest, 1], after)):
-        counts, intended = tokens.bincount(minlength=97), len(tokens) * expected.double()
-        assert counts[intended == 0].sum() == 0
-        assert chisquare(counts[intended > 0], intended[intended > 0]).pvalue > 1e-3
-
-
 def test_temperature_0_takes_the_first_of_the_likeliest() -> None:
     logits = torch.tensor([[0.0, 2.0, 2.0], [1.0, 0.0, -1.0]])
     assert GREEDY.draw(logits, []).tolist() == [1, 0]
     assert GREEDY.distribution(logits).tolist() == [[0, 1, 0], [1, 0, 0]]
 
 
-COMPILED = {  # overrides, and how many texts at once: what is compiled for one text is no other code for each model
-    "llama3": (["arch=llama3"], 1),
-    "llama3, a batch": (["arch=llama3"], 4),
-    "gemma2": (["arch=gemma2"], 4),
-    "bloom": (["arch=bloom"], 1),
-    "gpt2 with windows": (["arch=gpt2", "model.attention.window=5"], 4),
-    "relative, int8": (["attention=gqa", "position=relative"], 4),
-}
+FOUR_IN_WINDOWS = (["attention=gqa", "position=relative", "model.attention.window=5"], 4, torch.int8)
+OTHERS = [  # overrides, and how many texts at once: what is compiled for one text is no other code for each model
+    (["arch=llama3"], 1, None),
+    (["arch=gemma2"], 4, None),
+    (["arch=bloom"], 1, None),
+]
 
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize("case", COMPILED)
-def test_compiled_text_is_the_same_and_is_traced_once(case: str) -> None:
+@pytest.mark.parametrize(
+    ("overrides", "batch_size", "dtype"),
+    [FOUR_IN_WINDOWS, *(pytest.param(*one, marks=pytest.mark.matrix) for one in OTHERS)],
+)
+def test_compiled_text_is_the_same_and_is_traced_once(
+    overrides: list[str], batch_size: int, dtype: torch.dtype | None
+) -> None:
     torch._dynamo.reset()
-    overrides, batch_size = COMPILED[case]
-    model = lively(*overrides)
-    dtype = torch.int8 if "int8" in case else None
+    model, prompts = lively(*overrides), PROMPTS[:batch_size]
     with torch._dynamo.config.patch(error_on_recompile=True):
-        for n in (20, 12):
-            for seed in (0, 1):
-                settings = {"seed": seed, "cache_dtype": dtype}
-                compiled = texts(model, PROMPTS[:batch_size], n, compiled=True, **settings)
-                assert compiled == texts(model, PROMPTS[:batch_size], n, **settings)
+        for n, seed in ((20, 0), (12, 0), (12, 1)):
+            compiled, eager = (
+                texts(model, prompts, n, compiled=compiled, seed=seed, cache_dtype=dtype) for compiled in (True, False)
+            )
+            assert compiled == eager

@@ -16,7 +16,7 @@ from llama_lab.hf.family import flat_settings
 from llama_lab.hf.loading import named_weights
 from llama_lab.model import Decoder
 from llama_lab.model.init import Normal, ResidualOutput, initialise
-from tests.composing import compose_config, decoder, options
+from tests.composing import compose_config, cover, decoder, options
 
 SEEDS = (("seed", 1), ("model.seed", 1), ("seed", 2))
 RESIDUAL = ("attention.output.weight", "ffn.down.weight")
@@ -80,7 +80,7 @@ def test_initial_values_are_drawn_on_the_cpu_whatever_the_default_device() -> No
     assert {*Drawing.places} == {"cpu"}
 
 
-@pytest.mark.parametrize("arch", options("arch"))
+@pytest.mark.parametrize("arch", ["gpt2", "bert", "mixtral", "qwen3_next", "olmo_hybrid"])
 def test_biases_start_at_zero_and_norms_at_the_identity(arch: str) -> None:
     model = decoder(f"arch={arch}")
     biases = {name: p for name, p in model.named_parameters() if name.endswith("bias")}
@@ -100,8 +100,8 @@ def test_normal_has_one_standard_deviation_for_all_matrices() -> None:
         assert (weight.abs() > 3 * 0.03).any(), name  # not truncated
 
 
-@pytest.mark.parametrize("n_layers", [4, 9])
-def test_scaled_shrinks_residual_outputs_only(n_layers: int) -> None:
+def test_scaled_shrinks_residual_outputs_only() -> None:
+    n_layers = 7
     model = wide("init=scaled", f"model.n_layers={n_layers}", "ffn=geglu")
     for name, weight in weights(model).items():
         std = 0.02 / math.sqrt(2 * n_layers) if name.endswith(RESIDUAL) else 0.02
@@ -109,17 +109,17 @@ def test_scaled_shrinks_residual_outputs_only(n_layers: int) -> None:
     assert len(weights(model, ResidualOutput)) == 2 * n_layers
 
 
-@pytest.mark.parametrize("gain", [1.0, 0.5])
-def test_xavier_has_its_variance_and_bound(gain: float) -> None:
+def test_xavier_has_its_variance_and_bound() -> None:
+    gain = 0.5
     for name, weight in weights(wide("init=xavier", f"model.init.gain={gain}", "attention=gqa")).items():
         std = gain * math.sqrt(2 / sum(weight.shape))
         assert weight.std().item() == pytest.approx(std, rel=0.03), name
         assert weight.abs().max().item() == pytest.approx(std * math.sqrt(3), rel=0.01), name
 
 
-@pytest.mark.parametrize("n_layers", [4, 9])
-def test_deepnorm_shrinks_all_of_a_block_but_queries_and_keys(n_layers: int) -> None:
+def test_deepnorm_shrinks_all_of_a_block_but_queries_and_keys() -> None:
     """Wang et al. 2022, figure 2: values, outputs and feed-forwards by (8 layers)^(-1/4)."""
+    n_layers = 7
     model = wide("init=deepnorm", f"model.n_layers={n_layers}", "ffn=geglu", "attention=gqa")
     for name, weight in weights(model).items():
         shrunk = any(part in name for part in ("value", "output", "gate", "up", "down"))
@@ -127,7 +127,7 @@ def test_deepnorm_shrinks_all_of_a_block_but_queries_and_keys(n_layers: int) -> 
         assert weight.std().item() == pytest.approx(std, rel=0.03), name
 
 
-@pytest.mark.parametrize("attention", ["linear", "gated_delta", "kimi_delta", "mamba2"])
+@pytest.mark.parametrize("attention", ["gated_delta", "mamba2"])
 def test_so_it_does_with_recurrent_mixers_but_where_queries_and_keys_scale_what_is_added(attention: str) -> None:
     overrides = (f"attention={attention}", "position=none")
     plain, shrunk = (weights(wide(f"init={init}", *overrides)) for init in ("xavier", "deepnorm"))
@@ -154,7 +154,7 @@ def test_t5_begins_as_transformers_draws_it(arch: str) -> None:
     assert {round(weight.std().item() / 128**-0.5, 1) for weight in ours.values()} >= {0.2, 1.0, 11.3}
 
 
-@pytest.mark.parametrize("cutoff", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("cutoff", [1.0, 3.0])
 def test_trunc_stays_within_its_cutoff(cutoff: float) -> None:
     density, mass = math.exp(-(cutoff**2) / 2) / math.sqrt(2 * math.pi), math.erf(cutoff / math.sqrt(2))
     std = 0.04 * math.sqrt(1 - 2 * cutoff * density / mass)  # of a normal truncated on both sides
@@ -163,9 +163,8 @@ def test_trunc_stays_within_its_cutoff(cutoff: float) -> None:
         assert 0.95 * cutoff * 0.04 * 0.9 < weight.abs().max().item() <= cutoff * 0.04, name
 
 
-@pytest.mark.parametrize("init", options("init"))
-@pytest.mark.parametrize("embedding", ["untied", "tied", "scaled"])
-def test_tables_keep_their_own_standard_deviation_whatever_the_init(init: str, embedding: str) -> None:
+@pytest.mark.parametrize(("embedding", "init"), cover(["untied", "tied", "scaled"], options("init"), meeting=1))
+def test_tables_keep_their_own_standard_deviation_whatever_the_init(embedding: str, init: str) -> None:
     model = wide(f"init={init}", f"embedding={embedding}", "position=learned")
     std = 128**-0.5 if embedding == "scaled" else 0.02
     assert model.embedding.tokens.weight.std().item() == pytest.approx(std, rel=0.03)

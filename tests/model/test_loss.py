@@ -1,6 +1,5 @@
 """The chunked loss equals the plain one: cross-entropy of all logits at once."""
 
-from itertools import product
 from typing import Any
 
 import pytest
@@ -44,7 +43,12 @@ def results(
 OPTIONS: list[dict[str, Any]] = [{}, {"tied": True}, {"head_bias": True}, {"logit_softcap": 2.0}, {"logit_scale": 0.3}]
 
 
-CASES = [*product([(3, 7), (1, 2)], [(), (0.1,), (0.0, 0.2), (0.1, 0.2)], [torch.float64, torch.float32])]
+CASES = [
+    ((3, 7), (), torch.float64),
+    ((3, 7), (0.1, 0.2), torch.float64),
+    ((1, 2), (0.0, 0.2), torch.float64),
+    ((3, 7), (0.1, 0.2), torch.float32),
+]
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -103,13 +107,6 @@ def test_a_head_of_a_users_own_makes_its_own_logits() -> None:
     nn.init.normal_(module.head.weight)
     ours = results(module, True, (2, 3), 0.1)
     torch.testing.assert_close(ours, results(module, False, (2, 3), 0.1))
-
-
-def test_a_hook_on_the_head_sees_its_logits() -> None:
-    module, seen = embedding(), []
-    module.head.register_forward_hook(lambda _, inputs, logits: seen.append(logits.shape))
-    results(module, chunked=True, tokens=(2, 3))
-    assert seen == [(2, 3, VOCAB)]
 
 
 def test_logits_never_exist_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

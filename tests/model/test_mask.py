@@ -4,25 +4,20 @@ from copy import deepcopy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from llama_lab.config.components import build_model
 from llama_lab.model import Decoder, measure_cost
-from llama_lab.model.attention_context import AttentionContext, MaskRule
-from llama_lab.model.encoding import Position
+from llama_lab.model.attention_context import MaskRule
 from llama_lab.model.generate import _static_step, prefill
-from llama_lab.model.mixer import Mixer
-from llama_lab.model.state import State
 from llama_lab.util.errors import ConfigError
-from tests.composing import END_OF_TEXT, compose_config, decoder, kinds, lively
+from tests.composing import END_OF_TEXT, compose_config, cover, decoder, lively
 from tests.model.cases import LENGTH, in_pieces
 
 POSITIONS = ["none", "learned", "sinusoidal", "rope", "alibi", "relative"]
 KERNELS = ["sdpa", "reference"]
-NO_KERNEL = ("shaw", "sdpa")
 CHUNK, WINDOW, PREFIX = MaskRule(chunk=5), MaskRule(window=5), MaskRule(prefix=7)
 DOCUMENTS = ["data.document_mask=true"]
 STARTS = (0, 3, 14)  # of the documents in `packed`
@@ -84,34 +79,8 @@ def test_a_query_sees_what_all_settings_let_it_see(
         assert rule.mean_keys(length) == sum(map(sum, seen)) / length
 
 
-def test_the_masks_of_an_encoder_are_these() -> None:
-    """Of six positions, by query; `x` is a key that it sees."""
-    tables = {
-        MaskRule(causal=False): "xxxxxx xxxxxx xxxxxx xxxxxx xxxxxx xxxxxx",
-        MaskRule(window=2, causal=False): "xx.... xxx... .xxx.. ..xxx. ...xxx ....xx",
-        MaskRule(chunk=4, causal=False): "xxxx.. xxxx.. xxxx.. xxxx.. ....xx ....xx",
-        MaskRule(prefix=3, causal=False): "xxx... xxx... xxx... xxxx.. xxx.x. xxx..x",
-        MaskRule(prefix=3): "xxx... xxx... xxx... xxxx.. xxxxx. xxxxxx",
-    }
-    context = AttentionContext(Position(), torch.arange(6))
-    for rule, table in tables.items():
-        assert ["".join("x" if key == 0 else "." for key in query) for query in context.mask(rule)] == table.split()
-        assert rule.prefix or rule.mean_keys(6) == table.count("x") / 6
-
-
-@torch.no_grad()
-def test_a_prefix_of_its_own_for_each_sequence_is_that_of_a_layer() -> None:
-    tokens = packed().expand(2, -1)
-    own = model_of("alibi", MaskRule())
-    context = AttentionContext(own.position, torch.arange(LENGTH), prefix=torch.tensor([7, 3]))
-    each = [model_of("alibi", MaskRule(prefix=prefix)) for prefix in (7, 3)]
-    expected = torch.stack([model.hidden_states(tokens[:1])[0] for model in each])
-    torch.testing.assert_close(own.run_blocks(tokens, context), expected)
-
-
 @pytest.mark.parametrize(
-    ("position", "kernel"),
-    [(position, kernel) for position in kinds("position") for kernel in KERNELS if (position, kernel) != NO_KERNEL],
+    ("position", "kernel"), [("rope", "sdpa"), ("alibi", "sdpa"), ("relative", "reference"), ("shaw", "reference")]
 )
 def test_with_one_layer_a_token_is_influenced_by_what_it_sees_alone(position: str, kernel: str) -> None:
     for rule, reader, seen in (
@@ -126,8 +95,7 @@ def test_with_one_layer_a_token_is_influenced_by_what_it_sees_alone(position: st
         assert influence(model, packed(), slice(reader, reader + 1)) == [k in seen for k in range(LENGTH)]
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("position", POSITIONS)
+@pytest.mark.parametrize(("position", "kernel"), cover(POSITIONS, KERNELS, meeting=1))
 @torch.no_grad()
 def test_a_packed_document_gives_what_it_gives_alone(position: str, kernel: str) -> None:
     for rule in (MaskRule(), WINDOW, CHUNK):
@@ -139,7 +107,7 @@ def test_a_packed_document_gives_what_it_gives_alone(position: str, kernel: str)
 
 
 DECODED = [
-    *((position, rule, END_OF_TEXT) for position in POSITIONS for rule in (MaskRule(), WINDOW, CHUNK)),
+    *(cover(POSITIONS, [MaskRule(), WINDOW, CHUNK], [END_OF_TEXT], meeting=1)),
     *(("rope", rule, None) for rule in (PREFIX, MaskRule(window=4, prefix=7), MaskRule(chunk=5, prefix=7))),
     ("shaw", PREFIX, None),
 ]
@@ -151,34 +119,6 @@ def test_decoding_knows_documents_and_a_prefix(position: str, rule: MaskRule, do
     for sizes in ([9, 4], [16], *([[], [2, 9, 7, 6]] if document_start_id is not None else [])):
         expected = model(packed()).detach()
         torch.testing.assert_close(in_pieces(model, packed(), sizes), expected, rtol=1e-5, atol=1e-5)
-
-
-class Shift(Mixer):
-    """Hands each token what the one before it in its document was."""
-
-    documents = True
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.value = nn.Linear(dim, dim)
-
-    def forward(self, x: Tensor, context: AttentionContext, state: State | None = None) -> Tensor:
-        before = F.pad(x, (0, 0, 1, 0))[:, :-1]
-        return self.value(before.masked_fill(context.positions[..., None] == 0, 0))
-
-    def flops_per_token(self, seq_len: int) -> float:
-        return 2 * self.value.weight.numel()
-
-
-@torch.no_grad()
-def test_another_mixer_learns_from_positions_where_documents_start() -> None:
-    cfg = compose_config("size=pico", "position=none", *DOCUMENTS)
-    cfg.model.attention = {"_target_": f"{__name__}.Shift", "_partial_": True}
-    model: Decoder = build_model(cfg, 97, END_OF_TEXT)
-    together, model.document_start_id = model(packed()), None
-    apart = torch.cat([model(document) for document in documents(packed())], 1)
-    torch.testing.assert_close(together, apart)
-    assert not torch.allclose(model(packed()), apart)
 
 
 @torch.no_grad()

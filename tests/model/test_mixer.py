@@ -11,14 +11,11 @@ from torch import Tensor, nn
 from llama_lab.evaluation.cache_memory import cache_dtypes, cache_sizes
 from llama_lab.model import Decoder, Sampling, generate, measure_cost
 from llama_lab.model.attention_context import AttentionContext
-from llama_lab.model.encoding import Position
-from llama_lab.model.feedforward import FeedForward
 from llama_lab.model.init import ResidualOutput
 from llama_lab.model.mixer import Mixer
-from llama_lab.model.position import Rope
 from llama_lab.model.state import State
 from tests.composing import decoder
-from tests.model.cases import in_pieces, model_with
+from tests.model.cases import model_with
 
 DIM = 32
 NOWHERE = "position=none"
@@ -137,35 +134,6 @@ def test_an_answer_that_is_no_cost_is_an_error_of_one_line(hook: str) -> None:
         told = rf"^blocks\.0\.attention: Lying\.{hook}\(.*\) is {answer}; it must be a number"
         with pytest.raises(ValueError, match=told):
             measure_cost(model_with(NOWHERE, attention=lying))
-    if hook == "active_params":
-        boasting = type("Boasting", (Average,), {hook: lambda _: 10**6})
-        with pytest.raises(ValueError, match=r"is 1000000; it must be a number from 0 to 2,048$"):
-            measure_cost(model_with(NOWHERE, attention=boasting))
-
-
-@torch.no_grad()
-def test_the_layer_reaches_feed_forwards_and_positions() -> None:
-    class Growing(FeedForward):
-        def __init__(self, dim: int, hidden_dim: int, layer: int, n_layers: int) -> None:
-            super().__init__(dim, hidden_dim * (layer + 1) // n_layers, nn.ReLU)
-
-    class EveryOther(Rope):
-        def __init__(self, n_layers: int, head_dim: int) -> None:
-            super().__init__(head_dim)
-            self.none = Position()
-            self.last = n_layers - 1
-
-        def at_layer(self, layer: int) -> Position:
-            return self.none if layer == self.last else self
-
-    model, tokens = lively_with(ffn=Growing, position=EveryOther), torch.arange(40).view(2, 20)
-    assert [block.ffn.up.out_features for block in model.blocks] == [44, 88]
-    rotations = []
-    for mixer in model.mixers:
-        mixer.register_forward_pre_hook(lambda _module, args: rotations.append(args[1].rotation is not None))
-    logits = model(tokens)
-    assert rotations == [True, False]
-    torch.testing.assert_close(in_pieces(model, tokens, [7, 1, 12]), logits, rtol=1e-4, atol=1e-4)
 
 
 def test_a_setting_of_a_component_s_own_is_not_overridden_by_the_decoder_s() -> None:

@@ -29,21 +29,15 @@ DIM, HEADS, HEAD_DIM, LAYERS = 48, 6, 8, 3
 HIDDEN, GATED = 4 * DIM, 128  # the widths that our recipes choose at this dim
 TOKENS = torch.randint(VOCAB, (2, CONTEXT), generator=torch.Generator().manual_seed(1))
 TOLERANCE = 1e-4  # of float32 logits whose standard deviation is about one
-NOTICED = 5 * TOLERANCE  # by how much a near miss must miss; the smallest is GELU for its tanh approximation
 
 
 @dataclass(frozen=True, repr=False)
 class Family:
-    """An independent model, and the overrides that compose ours.
-
-    table: where each of our parameters is in theirs.
-    near_misses: overrides that change what we compute but not our parameters' shapes, and so must break parity.
-    """
+    """An independent model, where each of our parameters is in it, and the overrides that compose ours."""
 
     build: Callable[[], nn.Module]
     table: hf.Family
     overrides: str
-    near_misses: str
 
     @cached_property
     def theirs(self) -> nn.Module:
@@ -64,7 +58,7 @@ class Family:
         return self.table.of_layout(renamed, settings).to_ours(renamed, settings)
 
 
-def recipe(case: str, overrides: str, near_misses: str, **changes: Any) -> Family:
+def recipe(case: str, overrides: str, **changes: Any) -> Family:
     """A model of transformers, some of its settings changed, beside our recipe at its sizes."""
     model_type, settings = CASES[case]
     table = next(one for one in TABLES if one.model_type == model_type and not one.variant)
@@ -72,7 +66,7 @@ def recipe(case: str, overrides: str, near_misses: str, **changes: Any) -> Famil
     read = at_layer(read, read["n_layers"] - 1)
     sizes = ("dim", "n_layers", "n_heads", "head_dim", "hidden_dim", "max_seq_len")
     chosen = [f"size.n_kv_heads={read['n_kv_heads']}", *(f"model.{size}={read[size]}" for size in sizes)]
-    return Family(partial(their_model, case, **changes), table, " ".join([overrides, *chosen]), near_misses)
+    return Family(partial(their_model, case, **changes), table, " ".join([overrides, *chosen]))
 
 
 class TorchTransformer(nn.Module):
@@ -184,131 +178,83 @@ SCALED = "model.position.scaling.factor=4 model.position.scaling.original_max_se
 MLA = "arch=llama attention=mla norm=rmsnorm_1e-6 model.attention.kv_rank=20 model.attention.query_rank={}"
 MLA += " model.attention.nope_dim=12 model.attention.value_dim=10 model.attention.latent_eps=1e-6"
 FAMILIES = {
-    "gpt1": recipe("gpt1", "arch=gpt1", "ffn=gelu_bias ffn=relu_bias"),
-    "gpt2": recipe("gpt2", "arch=gpt2", "ffn=gelu_bias block=reordered block=parallel_two_norms model.norm.eps=1e-6"),
-    "opt": recipe("opt", "arch=opt", "ffn=gelu_bias block=reordered block=parallel_two_norms model.norm.eps=1e-6"),
-    "opt, post-norm": recipe(  # as OPT 350M, which differs from all other sizes
-        "opt", "arch=opt block=postnorm", "ffn=gelu_bias", do_layer_norm_before=False
-    ),
-    "ctrl": recipe("ctrl", "arch=ctrl", "position=sinusoidal model.position.theta=5000 block=reordered"),
-    "gpt_neox": recipe(
-        "gpt_neox",
-        "arch=gpt_neox",
-        "block=prenorm position=rope model.position.interleaved=true ffn=gelu_tanh_bias model.norm.eps=1e-6",
-        num_attention_heads=3,  # else a quarter of their width is one pair, and all pairs are neighbours
-    ),
-    "bloom": recipe("bloom", "arch=bloom", "position=none ffn=gelu_bias block=reordered model.norm.eps=1e-6"),
-    "falcon": recipe(
-        "falcon", "arch=falcon", "position=alibi model.position.interleaved=true ffn=gelu_tanh model.norm.eps=1e-6"
-    ),
-    "llama": recipe(
-        "llama",
-        "arch=llama",
-        "model.position.interleaved=true block=parallel_two_norms block=reordered ffn=geglu model.norm.eps=1e-6",
-        **{"num_key_value_heads": HEADS, "rms_norm_eps": 1e-5},
-    ),
-    "llama2": recipe("llama", f"arch=llama2 {EPS}", "position=none position=rope_500k model.norm.eps=1e-5"),
-    "llama3": recipe("llama", f"arch=llama3 {EPS}", "position=rope", rope_theta=500000.0),
+    "gpt1": recipe("gpt1", "arch=gpt1"),
+    "gpt2": recipe("gpt2", "arch=gpt2"),
+    "opt": recipe("opt", "arch=opt"),
+    # As OPT 350M, which differs from all other sizes
+    "opt, post-norm": recipe("opt", "arch=opt block=postnorm", do_layer_norm_before=False),
+    "ctrl": recipe("ctrl", "arch=ctrl"),
+    # Else a quarter of their width is one pair, and all pairs are neighbours
+    "gpt_neox": recipe("gpt_neox", "arch=gpt_neox", num_attention_heads=3),
+    "bloom": recipe("bloom", "arch=bloom"),
+    "falcon": recipe("falcon", "arch=falcon"),
+    "llama": recipe("llama", "arch=llama", num_key_value_heads=HEADS, rms_norm_eps=1e-5),
+    "llama2": recipe("llama", f"arch=llama2 {EPS}"),
+    "llama3": recipe("llama", f"arch=llama3 {EPS}", rope_theta=500000.0),
     # With bounds such that at this head_dim some frequencies stay, some are blended, and some divided.
     "llama, llama3 scaling": recipe(
         "llama, llama3 scaling",
         f"arch=llama3 position=rope_llama3 model.position.theta=10000 {EPS} {SCALED}"
         " model.position.scaling.low_freq_factor=0.05 model.position.scaling.high_freq_factor=2",
-        "model.position.scaling=null model.position.scaling.high_freq_factor=4",
     ),
     "llama, linear scaling": recipe(
-        "llama, linear scaling",
-        f"arch=llama2 position=rope_linear model.position.scaling.factor=4 {EPS}",
-        "model.position.scaling=null",
+        "llama, linear scaling", f"arch=llama2 position=rope_linear model.position.scaling.factor=4 {EPS}"
     ),
     # With bounds such that at this head_dim the ramp passes through the frequencies.
     "llama, yarn": recipe(
         "llama, yarn",
         f"arch=llama2 position=rope_yarn {EPS} {SCALED}"
         " model.position.scaling.beta_fast=2 model.position.scaling.beta_slow=0.01",
-        "model.position.scaling=null model.position.scaling.beta_slow=1",
     ),
-    "mistral": recipe(
-        "mistral",
-        f"arch=mistral model.attention.window=7 {EPS}",
-        "model.attention.window=8 model.attention.window=null model.norm.eps=1e-5",
-    ),
+    "mistral": recipe("mistral", f"arch=mistral model.attention.window=7 {EPS}"),
     "llama4": Family(
         llama4,
         replace(llama_families.LLAMA, renamed={"feed_forward": "mlp"}),
         f"arch=llama2 model.attention.chunk=7 model.position.interleaved=true {SIZES} size.n_kv_heads=2"
         " model.hidden_dim=80 +pattern.global={at:'1::2',attention:{chunk:null}}",
-        "model.attention.chunk=8 pattern.global.at=[2] model.position.interleaved=false",
     ),
-    "olmo2": recipe(
-        "olmo2",
-        "arch=olmo2",
-        "block=prenorm position=rope model.norm.eps=1e-5",
-        **{"num_key_value_heads": HEADS, "rms_norm_eps": 1e-6, "rope_theta": 500000.0},
-    ),
+    "olmo2": recipe("olmo2", "arch=olmo2", num_key_value_heads=HEADS, rms_norm_eps=1e-6, rope_theta=500000.0),
     # With heads wider than dim / n_heads, as Gemma 2 9B's, and caps so low that they bite.
     "gemma2": recipe(
-        "gemma2",
-        "arch=gemma2 model.attention.window=7 model.attention.softcap=2 model.embedding.logit_softcap=3",
-        "model.attention.window=8 pattern.global.at=2::3 model.attention.softcap=null ffn=geglu"
-        " model.embedding.logit_softcap=null model.embedding.scale=1 model.norm.unit_offset=false",
+        "gemma2", "arch=gemma2 model.attention.window=7 model.attention.softcap=2 model.embedding.logit_softcap=3"
     ),
     "qwen3_next": recipe(
         "qwen3_next",
         "arch=llama2 attention=gqa norm=rmsnorm_offset model.norm.eps=1e-6 embedding=tied model.attention.qk_norm=head"
         " model.attention.gate=element model.position.fraction=0.5",
-        "model.position.fraction=1 model.norm.eps=1e-4",
     ),
-    "deepseek_v3": recipe(
-        "deepseek_v3",
-        f"{MLA.format(28)} model.position.interleaved=true",
-        "model.position.interleaved=false model.attention.latent_eps=1e-4",
-    ),
+    "deepseek_v3": recipe("deepseek_v3", f"{MLA.format(28)} model.position.interleaved=true"),
     "deepseek_v3, queries of no latent": recipe(
-        "deepseek_v3", MLA.format("null"), "model.position.interleaved=true", q_lora_rank=None, rope_interleave=False
+        "deepseek_v3", MLA.format("null"), q_lora_rank=None, rope_interleave=False
     ),
-    "mixtral": recipe(
-        "mixtral",
-        "arch=mixtral model.attention.window=7 model.ffn.n_experts=4",
-        "model.ffn.top_k=3 model.ffn.normalise=false model.ffn.scores=sigmoid position=rope expert=geglu",
-    ),
+    "mixtral": recipe("mixtral", "arch=mixtral model.attention.window=7 model.ffn.n_experts=4"),
     "olmoe": recipe(
         "olmoe, normalised",
         "arch=olmoe model.ffn.n_experts=6 model.ffn.top_k=3",
-        "model.ffn.top_k=2 model.ffn.normalise=true block=reordered",
-        **{"norm_topk_prob": False, "hidden_act": "silu"},
+        norm_topk_prob=False,
+        hidden_act="silu",
     ),
-    "qwen3_moe": recipe(
-        "qwen3_moe",
-        "arch=qwen3_moe model.ffn.n_experts=6 model.ffn.top_k=3",
-        "model.ffn.top_k=2 model.ffn.normalise=false model.ffn.scores=sigmoid model.norm.eps=1e-4",
-        norm_topk_prob=True,
-    ),
+    "qwen3_moe": recipe("qwen3_moe", "arch=qwen3_moe model.ffn.n_experts=6 model.ffn.top_k=3", norm_topk_prob=True),
     "deepseek_v3, experts": recipe(
         "deepseek_v3, experts",
         f"{MLA.format(28).replace('llama', 'deepseek_v3')} model.ffn.n_experts=8 model.ffn.top_k=3 model.ffn.n_groups=4"
         " model.ffn.top_groups=2 model.ffn.n_shared=2 pattern.dense.at=[0] +pattern.dense.hidden_dim=80"
         " model.position.interleaved=true",
-        "model.ffn.top_k=2 model.ffn.top_groups=3 model.ffn.normalise=false model.ffn.scores=softmax model.ffn.scale=2"
-        " model.ffn.balance_bias=null expert=geglu",
     ),
     "gpt_oss": recipe(
         "gpt_oss",
         f"arch=gpt_oss position=rope_yarn {SCALED} model.position.scaling.beta_fast=2"
         " model.position.scaling.beta_slow=0.01 model.position.scaling.truncate=false model.attention.window=7"
         " model.ffn.n_experts=6 model.ffn.top_k=3",
-        "model.ffn.top_k=2 model.ffn.normalise=false model.attention.window=8 pattern.global.at=[0]"
-        " model.position.scaling.truncate=true",
         swiglu_limit=7.0,
     ),
-    "palm": Family(PaLM, PALM, f"arch=palm {SIZES}", "norm=rmsnorm position=none ffn=geglu model.embedding.scale=1"),
-    "vanilla": Family(  # with biases, which PyTorch's layers have and our recipe leaves out
-        TorchTransformer,
-        TORCH,
-        f"arch=vanilla attention=mha_bias ffn=relu_bias {SIZES}",
-        "ffn=gelu_bias position=sinusoidal_concatenated model.embedding.scale=1",
-    ),
+    "palm": Family(PaLM, PALM, f"arch=palm {SIZES}"),
+    # With biases, which PyTorch's layers have and our recipe leaves out
+    "vanilla": Family(TorchTransformer, TORCH, f"arch=vanilla attention=mha_bias ffn=relu_bias {SIZES}"),
 }
+# One for each position, placement of norms, attention and feed-forward
+QUICK = ["gpt2", "bloom", "llama3", "olmo2", "gemma2", "deepseek_v3, experts", "gpt_oss", "palm", "vanilla"]
+OTHERS = [pytest.param(name, marks=pytest.mark.matrix) for name in FAMILIES if name not in QUICK]
 
 
 def our_model(family: Family, *overrides: str) -> Decoder:
@@ -333,7 +279,7 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
     return (a - b).abs().max().item()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*QUICK, *OTHERS])
 def test_logits_and_gradients_equal_the_independent_implementation(name: str) -> None:
     family = FAMILIES[name]
     expected = their_logits(family)
@@ -360,16 +306,7 @@ def next_token_gradients(model: nn.Module, logits: Tensor, tokens: Tensor) -> di
     return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@torch.no_grad()
-def test_parity_breaks_at_every_near_miss(name: str) -> None:
-    family = FAMILIES[name]
-    expected = their_logits(family)
-    missed = {o: largest_difference(our_model(family, o)(TOKENS), expected) for o in family.near_misses.split()}
-    assert not {override: by for override, by in missed.items() if by < NOTICED}
-
-
-@pytest.mark.parametrize("name", ["llama2", "mistral", "llama4"])
+@pytest.mark.parametrize("name", ["mistral", "llama4"])
 def test_packed_documents_equal_those_of_the_independent_implementation(name: str) -> None:
     """Theirs finds the borders where positions start again, if it keeps no cache."""
     family, tokens = FAMILIES[name], TOKENS.clone().clamp(min=1)
@@ -380,4 +317,4 @@ def test_packed_documents_equal_those_of_the_independent_implementation(name: st
     logits, expected = model(tokens), family.theirs(tokens, position_ids=positions, use_cache=False).logits
     assert largest_difference(logits, expected) <= TOLERANCE
     assert_same_gradients(family, model, logits, expected, tokens)
-    assert largest_difference(our_model(family)(tokens), expected) > NOTICED
+    assert largest_difference(our_model(family)(tokens), expected) > 5 * TOLERANCE

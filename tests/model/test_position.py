@@ -3,7 +3,6 @@
 import math
 from copy import deepcopy
 from functools import cache, partial
-from itertools import product
 from typing import Any
 
 import pytest
@@ -32,17 +31,17 @@ from llama_lab.model.position import (
     YarnScaling,
 )
 from llama_lab.model.tower import call
-from tests.composing import compose_config, decoder, options
+from tests.composing import compose_config, decoder, kinds
+from tests.model.cases import switched
 
 CPU = torch.device("cpu")
 HEAD_DIM = 16
-ROPES = [option for option in options("position") if option.startswith("rope")]
+ROPES = [option for option in kinds("position") if option.startswith("rope")]
 
 
 @cache
 def rope(option: str, fraction: float, interleaved: bool) -> Rope:
-    cfg = compose_config("size=pico", f"position={option}")
-    factory = instantiate(cfg.model.position)
+    factory = instantiate(switched("llama", "position", option).model.position)
     rotary: Rope = call(partial(factory, fraction=fraction, interleaved=interleaved), head_dim=HEAD_DIM, n_heads=2)
     return rotary
 
@@ -55,7 +54,7 @@ def turn(encoding: Position, x: Tensor, position: int) -> Tensor:
 @given(
     option=st.sampled_from(ROPES), fraction=st.sampled_from([0.25, 0.5, 1.0]), interleaved=st.booleans(), data=st.data()
 )
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 def test_rope_scores_depend_only_on_distance_and_norms_are_kept(
     option: str, fraction: float, interleaved: bool, data: st.DataObject
 ) -> None:
@@ -85,7 +84,7 @@ def test_a_fraction_that_is_rounded_turns_the_dimensions_it_means() -> None:
     assert factory(head_dim=16, fraction=0.4).rotary_dim == 6
 
 
-@pytest.mark.parametrize("option", ROPES)
+@pytest.mark.parametrize("option", ["rope", "rope_yarn"])
 def test_rope_keeps_its_precision_in_a_bfloat16_model(option: str) -> None:
     for fraction, interleaved in ((0.25, False), (0.5, True), (1.0, False)):
         model = decoder(f"position={option}", f"model.head_dim={HEAD_DIM}")
@@ -118,18 +117,16 @@ LONG = LongRopeScaling(4.0, 4096, 4096, short_factors=3.0, long_factors=7.0)
 HF_ROPE = [  # ours, and the settings of theirs
     (LinearScaling(4.0), "linear", {}),
     (YarnScaling(4.0, 512), "yarn", {}),
-    (YarnScaling(8.0, 4096, 20.0, 2.0), "yarn", {"beta_fast": 20.0, "beta_slow": 2.0}),
     (YarnScaling(32.0, 4096, truncate=False), "yarn", {"truncate": False}),
     (YarnScaling(8.0, 4096, mscale=0.7, mscale_all_dim=1.3), "yarn", {"mscale": 0.7, "mscale_all_dim": 1.3}),
     (LONG, "longrope", {"short_factor": [3.0], "long_factor": [7.0]}),
-    (Llama3Scaling(8.0, 8192), "llama3", {"low_freq_factor": 1.0, "high_freq_factor": 4.0}),
     (Llama3Scaling(32.0, 256, 1.5, 3.0), "llama3", {"low_freq_factor": 1.5, "high_freq_factor": 3.0}),
 ]
 
 
 @pytest.mark.parametrize(("scaling", "kind", "numbers"), HF_ROPE, ids=str)
 def test_rope_scaling_equals_transformers(scaling: Any, kind: str, numbers: dict[str, float]) -> None:
-    for head_dim, theta in product((16, 64, 128), (10000.0, 500000.0)):
+    for head_dim, theta in ((16, 500000.0), (64, 10000.0), (128, 500000.0)):
         parameters = {"rope_type": kind, "rope_theta": theta, "factor": scaling.factor, **numbers}
         if kind != "linear":
             parameters["original_max_position_embeddings"] = scaling.original_max_seq_len
@@ -140,17 +137,16 @@ def test_rope_scaling_equals_transformers(scaling: Any, kind: str, numbers: dict
         assert scaling.attention_factor == pytest.approx(attention_factor)
 
 
-@pytest.mark.parametrize("factor", [2.0, 8.0])
-def test_ntk_scaling_equals_transformers_dynamic_scaling_at_that_length(factor: float) -> None:
+def test_ntk_scaling_equals_transformers_dynamic_scaling_at_that_length() -> None:
     dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0}
     sizes = {"hidden_size": 64, "num_attention_heads": 1, "max_position_embeddings": 1000}
     config = LlamaConfig(**sizes, rope_parameters=dynamic)
-    frequencies, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, CPU, seq_len=int(1000 * factor))
-    torch.testing.assert_close(NTKScaling(factor)(64, 10000.0, CPU), frequencies)
+    frequencies, _ = ROPE_INIT_FUNCTIONS["dynamic"](config, CPU, seq_len=8000)
+    torch.testing.assert_close(NTKScaling(8.0)(64, 10000.0, CPU), frequencies)
 
 
 def test_alibi_slopes_equal_blooms() -> None:
-    for n_heads in (*range(1, 41), 64, 71, 112):
+    for n_heads in (*range(1, 18), 71):
         bias = Alibi(n_heads).bias(torch.tensor([1]), torch.arange(2))[:, 0]
         expected = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long), n_heads, torch.float32)[:, 0]
         torch.testing.assert_close(bias - bias[:, :1], expected)
@@ -161,7 +157,7 @@ def test_alibi_slopes_equal_blooms() -> None:
 
 
 def test_alibi_slopes_equal_mpts_at_its_exponent() -> None:
-    for n_heads, max_exponent in product((1, 6, 8, 71), (3, 8, 16)):
+    for n_heads, max_exponent in ((1, 8), (6, 3), (8, 16), (71, 8)):
         bias = Alibi(n_heads, max_exponent, slope_scale=0.5).bias(torch.tensor([4]), torch.arange(5))
         torch.testing.assert_close(bias, 0.5 * build_mpt_alibi_tensor(n_heads, 5, max_exponent))
 
@@ -226,12 +222,3 @@ def test_learned_positions_add_their_own_row_and_end() -> None:
     assert torch.equal(model.position.embed(x, torch.arange(4, 7)), x + rows)
     with pytest.raises(ValueError, match=r"^max_seq_len=32: learned positions end at 32, not at 33 tokens$"):
         model(torch.zeros(1, 33, dtype=torch.long))
-
-
-@pytest.mark.parametrize("option", options("position"))
-def test_a_position_encoding_has_one_hook_or_says_that_it_is_two_and_only_learned_ones_end(option: str) -> None:
-    model, hooks = decoder(f"position={option}"), ("embed", "rotation", "bias", "relation")
-    kind = type(model.position_at(0))
-    overridden = [hook for hook in hooks if getattr(kind, hook) is not getattr(Position, hook)]
-    assert len(overridden) == {"none": 0, "rope_alibi": 2}.get(option, 1)
-    assert option == "learned" or model(torch.zeros(1, 40, dtype=torch.long)).isfinite().all()

@@ -11,16 +11,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.recompute import recompute, recomputed_flops
-from tests.composing import decoder, options
+from tests.composing import decoder
 from tests.model.cases import ON_NONE
 
 TOKENS = torch.randint(97, (2, 33), generator=torch.Generator().manual_seed(0))
 PARTS = ["attention", "block"]
 SOFTCAPPED = ("arch=gemma2", "model.attention.window=8", "pattern=global_every_2nd", "model.dropout=0.2")
 CASES = {
-    **{block: (f"block={block}", "model.dropout=0.2") for block in options("block")},
-    **{position: (f"position={position}",) for position in options("position") if not position.startswith("relative")},
-    "window": ("attention=gqa_window", "model.attention.window=8", "model.dropout=0.2"),
+    **{block: (f"block={block}", "model.dropout=0.2") for block in ("postnorm", "sandwich", "parallel")},
+    **{position: (f"position={position}",) for position in ("rope_alibi", "shaw")},
     "softcap": SOFTCAPPED,
     "values of the first layer": (
         "model.attention.value_residual=learned",
@@ -28,10 +27,9 @@ CASES = {
         "model.n_layers=3",
         "+pattern.mixed={at: [1], position: none}",
     ),
-    "fixed weight of them": ("model.attention.value_residual=0.3",),
     "latent": ("attention=mla", "model.dropout=0.2"),
     "experts": ("ffn=moe", "model.ffn.n_shared=1", "model.ffn.scope=batch"),
-    **{name: ON_NONE[name] for name in ("linear", "gated delta", "kimi delta", "mamba2")},
+    **{name: ON_NONE[name] for name in ("gated delta",)},
     "alibi in a window": ("position=alibi", "model.attention.window=8", "model.n_layers=3"),
 }
 
@@ -67,9 +65,8 @@ def test_losses_and_gradients_are_the_same_to_the_last_bit(case: str, mixed: boo
         assert all(map(torch.equal, same, gradients)), parts
 
 
-@pytest.mark.parametrize("window", ["null", "8"])
-def test_the_gradient_of_a_trained_bias_is_summed_in_another_order(window: str) -> None:
-    overrides = ("position=relative", "model.dropout=0.2", f"model.attention.window={window}")
+def test_the_gradient_of_a_trained_bias_is_summed_in_another_order() -> None:
+    overrides = ("position=relative", "model.dropout=0.2", "model.attention.window=8")
     loss, gradients = step(decoder(*overrides))
     for parts in PARTS:
         again, same = step(recomputing(parts, *overrides))
@@ -93,7 +90,7 @@ def kept_bytes(model: Decoder) -> int:
     return sum(kept.values())
 
 
-@pytest.mark.parametrize("overrides", [("arch=llama",), SOFTCAPPED, ("position=relative",)])
+@pytest.mark.parametrize("overrides", [("arch=llama",), SOFTCAPPED])
 def test_without_attention_less_is_kept_and_of_a_block_only_its_input(overrides: tuple[str, ...]) -> None:
     all_of_it, attention, block = (kept_bytes(recomputing(p, *overrides)) for p in ("none", *PARTS))
     assert block < attention < all_of_it
@@ -102,7 +99,7 @@ def test_without_attention_less_is_kept_and_of_a_block_only_its_input(overrides:
 
 
 @pytest.mark.parametrize("parts", ["none", *PARTS])
-@pytest.mark.parametrize("arch", ["llama", "gpt2", "falcon"])
+@pytest.mark.parametrize("arch", ["llama", "falcon"])
 def test_recomputed_flops_are_those_of_the_parts_but_for_each_one_s_last_product(arch: str, parts: str) -> None:
     model = recomputing(parts, f"arch={arch}", "model.attention.kernel=reference", "model.max_seq_len=32")
     cost = measure_cost(model)
@@ -115,9 +112,8 @@ def test_recomputed_flops_are_those_of_the_parts_but_for_each_one_s_last_product
     assert found == pytest.approx(recomputed_flops(model, parts) + hidden_keys - left_out)
 
 
-@pytest.mark.parametrize("parts", PARTS)
-@pytest.mark.parametrize("guard", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_nothing_runs_twice(guard: Any, parts: str) -> None:
+@pytest.mark.parametrize(("parts", "guard"), [("attention", torch.no_grad), ("block", torch.inference_mode)])
+def test_without_gradients_nothing_runs_twice(parts: str, guard: Any) -> None:
     model, runs = recomputing(parts), Counter[torch.nn.Module]()
     for inside in (part for block in model.blocks for part in (block.attention.query, block.ffn)):
         inside.register_forward_hook(lambda module, *_: runs.update([module]))

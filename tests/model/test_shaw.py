@@ -67,8 +67,5 @@ def test_every_layer_in_which_it_acts_has_vectors_of_its_own() -> None:
     names = [name for name, _ in decoder(*SHAW).named_parameters() if name.startswith("position")]
     assert names == [f"position.layers.{layer}.{table}.weight" for layer in (0, 1) for table in ("keys", "values")]
     few = decoder("model.n_layers=4", "+pattern.near={at: [1, 3], position: shaw}")
-    assert {name.split(".")[3] for name, _ in few.named_parameters() if "_positions" in name} == {"1", "3"}
-    rest = decoder(*SHAW, "model.n_layers=4", "+pattern.none={at: [1, 3], position: none}")
-    assert {name.split(".")[2] for name, _ in rest.named_parameters() if "position" in name} == {"0", "2"}
     few(TOKENS).square().sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in few.other_positions.parameters())

@@ -43,9 +43,14 @@ def test_experts_start_as_copies_of_a_feed_forward_or_at_random_and_it_must_be_s
         transfer(source, target)
 
 
-@pytest.mark.parametrize("how", ["mean", "first"])
-@pytest.mark.parametrize("kv", [["attention=mqa"], ["attention=gqa", "model.n_kv_heads=2"]])
-@pytest.mark.parametrize(("family", "projections"), [("decoder", 2 * 6), ("encoder_decoder", 2 * (6 + 6 + 2))])
+@pytest.mark.parametrize(
+    ("how", "kv", "family", "projections"),
+    [
+        ("mean", ["attention=gqa", "model.n_kv_heads=2"], "decoder", 2 * 6),
+        ("first", ["attention=gqa", "model.n_kv_heads=2"], "decoder", 2 * 6),
+        ("mean", ["attention=mqa"], "encoder_decoder", 2 * (6 + 6 + 2)),
+    ],
+)
 def test_key_and_value_heads_are_pooled_within_the_groups_that_share_them(
     how: str, kv: list[str], family: str, projections: int
 ) -> None:
@@ -64,20 +69,6 @@ def test_key_and_value_heads_are_pooled_within_the_groups_that_share_them(
     assert (done.anew, done.left, done.share) == ((), (), 1.0)
 
 
-@pytest.mark.parametrize("how", ["mean", "first"])
-def test_pooling_heads_that_are_equal_within_their_group_changes_no_logit(how: str) -> None:
-    source = decoder("attention=mha", "model.attention.qk_norm=projection")
-    for p in source.parameters():
-        torch.nn.init.normal_(p, 0.0, 0.3)
-    for mixer in source.mixers:
-        for tensor in (mixer.key.weight, mixer.value.weight, mixer.key_norm.weight):
-            heads = tensor.data.view(2, 2, 8, -1)
-            heads[:, 1] = heads[:, 0]
-    target = decoder("attention=gqa", "model.n_kv_heads=2", "model.attention.qk_norm=projection")
-    transfer(source, target, how)
-    torch.testing.assert_close(target(TOKENS), source(TOKENS), atol=1e-5, rtol=1e-5)
-
-
 def test_random_heads_keep_the_values_that_the_seed_gives_them() -> None:
     source, target = lively("attention=mha"), decoder("attention=mqa")
     before = weights(target)
@@ -93,9 +84,8 @@ def test_an_unknown_way_to_pool_is_refused() -> None:
         transfer(lively("attention=mha"), decoder("attention=mqa"), "median")
 
 
-@pytest.mark.parametrize("other", ["model.n_heads=2", "model.head_dim=16"])
-def test_heads_of_other_queries_are_not_pooled(other: str) -> None:
-    done = transfer(lively("attention=mha"), decoder("attention=gqa", "model.n_kv_heads=1", other))
+def test_heads_of_other_queries_are_not_pooled() -> None:
+    done = transfer(lively("attention=mha"), decoder("attention=gqa", "model.n_kv_heads=1", "model.n_heads=2"))
     assert done.pooled == ()
     assert "blocks.0.attention.key.weight" in done.anew
 
@@ -160,14 +150,6 @@ def test_tables_of_tokens_and_of_learned_positions_share_their_first_rows(rows: 
     assert torch.equal(ours[shared:], before["position.table.weight"][shared:])
     text = TOKENS[:, :shared]
     torch.testing.assert_close(target(text)[..., :97], source(text))
-
-
-def test_the_table_of_an_encoder_shares_its_first_rows_too() -> None:
-    keys = ("family=encoder_decoder", "position=learned")
-    source, target = lively(*keys), decoder(*keys, "model.max_seq_len=48")
-    assert {*transfer(source, target).rows} == {"position.table.weight", "encoder.position.table.weight"}
-    ours, theirs = target.encoder.position.table.weight, source.encoder.position.table.weight
-    assert torch.equal(ours[: len(theirs)], theirs)
 
 
 def test_on_the_meta_device_the_answer_is_the_same() -> None:

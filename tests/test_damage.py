@@ -1,71 +1,40 @@
-"""Every file of a run, a study and a token folder, damaged in every way: named in one line, or nothing is different."""
+"""A damaged file of a run, a study or a token folder is named in one line, or nothing is different."""
 
 import csv
 import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import yaml
 
 from llama_lab.cli import compare_command, eval_command, train_command
+from llama_lab.data.open import open_dataset
 from llama_lab.runs.folder import RunFolder
 from llama_lab.training.monitor import Monitor
-from tests.conftest import Command, Ran
+from llama_lab.util.errors import ConfigError
+from tests.conftest import Ran
 from tests.training.stopping import Power, at, cut
-from tests.training.tiny import repeatable
-
-# Kinds of damage, each of a file's path.
+from tests.training.tiny import planned, repeatable
 
 
-def flip(file: Path, place: float) -> None:
-    """Change one bit of a letter or digit, so that text stays text."""
+def flip(file: Path) -> None:
+    """Change one bit of the letter or digit in the middle, so that text stays text."""
     content = bytearray(file.read_bytes())
-    letters = [i for i, byte in enumerate(content) if bytes([byte]).isalnum()]
-    content[letters[int(place * (len(letters) - 1))]] ^= 1
+    letters = [place for place, byte in enumerate(content) if chr(byte).isalnum() and byte < 128]
+    content[letters[len(letters) // 2]] ^= 1
     file.write_bytes(content)
 
 
-def rename_key(file: Path) -> None:
-    text = file.read_text()
-    keys = ["train/loss"] if file.suffix == ".csv" else re.findall(r"^ *[\"']?([\w/]+)[\"']?:", text, re.MULTILINE)
-    key = keys[len(keys) // 2]
-    file.write_text(text.replace(key, "x" + key[1:], 1))
-
-
-def change_key(file: Path, value: Any = None) -> None:
-    """Change the key that a result depends on most, or remove it, and nothing else of a file."""
-
-    def change(content: dict[str, Any]) -> None:
-        key = next(key for key in ("val/loss", "arms", "model", "status", "data_hash", *content) if key in content)
-        del content[key]
-        content.update({} if value is None else {key: value})
-
-    if file.suffix == ".csv":
-        with file.open(newline="") as opened:
-            rows: list[dict[str, Any]] = list(csv.DictReader(opened))
-        for row in rows:
-            change(row)
-        with file.open("w", newline="") as opened:
-            writer = csv.DictWriter(opened, rows[0])
-            writer.writeheader()
-            writer.writerows(rows)
-        return
-    text = file.read_text()
-    content = yaml.safe_load(text)
-    if isinstance(content, list):
-        content[0] = {content[0]: 1}
-    else:
-        change(content)
-    stamp = text.partition("\n")[0] + "\n" if text.startswith("#") else ""
-    file.write_text(json.dumps(content) if file.suffix == ".json" else stamp + yaml.safe_dump(content))
+def fail_to_read(file: Path) -> None:
+    """A file that opens and cannot be read, as on a failing disk; root may read all others."""
+    file.unlink()
+    file.symlink_to("/proc/self/mem")
 
 
 def make_folder(file: Path) -> None:
@@ -73,110 +42,80 @@ def make_folder(file: Path) -> None:
     file.mkdir()
 
 
-UNREADABLE: set[tuple[int, int]] = set()  # files, so that one which takes their place is readable
-OPENED: set[str] = set()  # what was opened to be read
+def change_key(file: Path, value: Any = None) -> None:
+    """Remove the key that a result depends on most, or give it another value; JSON is YAML, too."""
+    text = file.read_text()
+    content = yaml.safe_load(text)
+    key = next(key for key in ("val/loss", "arms", "model", "status", "data_hash", *content) if key in content)
+    content[key] = value
+    if value is None:
+        del content[key]
+    stamp = [line for line in text.splitlines() if line.startswith("#")]
+    file.write_text("\n".join([*stamp, json.dumps(content)]))
 
-
-def identity(file: str | os.PathLike[str]) -> tuple[int, int]:
-    found = os.stat(file)
-    return found.st_ino, found.st_mtime_ns
-
-
-def watch(event: str, arguments: tuple[Any, ...]) -> None:
-    """Keep what is read, and refuse what is not to be readable: to root, who runs these tests in places, all is."""
-    if event != "open" or not isinstance(file := arguments[0], str | os.PathLike):
-        return
-    _, mode, flags = arguments
-    if not set(mode or "") & set("wax") and flags & os.O_ACCMODE == os.O_RDONLY:
-        OPENED.add(os.fspath(file))
-    if UNREADABLE and os.path.exists(file) and identity(file) in UNREADABLE:
-        raise PermissionError(13, "Permission denied", str(file))
-
-
-sys.addaudithook(watch)
 
 KINDS: dict[str, Callable[[Path], object]] = {
     "truncated": lambda file: os.truncate(file, file.stat().st_size // 2),
     "emptied": lambda file: os.truncate(file, 0),
-    "flipped at its begin": partial(flip, place=0.05),
-    "flipped": partial(flip, place=0.5),
-    "flipped at its end": partial(flip, place=0.98),
-    "a key renamed": rename_key,
-    "a key removed": change_key,
-    "of another type": partial(change_key, value=[{"a": "b"}]),
+    "flipped": flip,
     "a folder": make_folder,
     "missing": Path.unlink,
-    "unreadable": lambda file: UNREADABLE.add(identity(file)),
+    "unreadable": fail_to_read,
+    "a key removed": change_key,
+    "of another type": partial(change_key, value=[{"a": "b"}]),
 }
-OF_KEYS = ("a key renamed", "a key removed", "of another type")
+OF_KEYS = ("a key removed", "of another type")
 
-RUN_FILES = ["status.json", "environment.json", "resolved.yaml", "overrides.yaml", "metrics.csv"]
-RUN_FILES += ["tokenizer.json", "tokenizer_config.json", "checkpoints/last.ckpt"]
-FINISHED = [*RUN_FILES, "summary.json", "sample.txt", "eval.json"]
-FILES = {
-    "finished": FINISHED,
-    "interrupted": [*RUN_FILES, "checkpoints/before_last.ckpt"],
-    "study": ["study.yaml", "summary.csv", "report.html", *(f"vanilla/seed=1/{name}" for name in FINISHED[:-1])],
-    "tokens": ["index.json", "train.bin", "val.bin", "tokenizer.json"],
-    "downloaded": ["checksums.json", "train.jsonl"],
-    "shared": ["checksums.json", "tokenizer.json"],
+# Every file that commands read, and these; the first is the quickest.
+RUN, STOPPED = "runs/study/vanilla/seed=1", "runs/stopped/base/seed=1"
+READ_BY: dict[str, tuple[str, ...]] = {
+    f"{RUN}/status.json": ("compare", "evaluate", "repeat"),
+    f"{RUN}/environment.json": ("compare", "evaluate", "repeat"),
+    f"{RUN}/resolved.yaml": ("compare", "evaluate", "repeat"),
+    f"{RUN}/overrides.yaml": ("compare", "repeat"),
+    f"{RUN}/metrics.csv": ("compare", "repeat"),
+    f"{RUN}/summary.json": ("compare", "repeat"),
+    f"{RUN}/eval.json": ("compare", "evaluate"),
+    f"{RUN}/tokenizer.json": ("evaluate",),
+    f"{RUN}/tokenizer_config.json": ("evaluate",),
+    f"{RUN}/checkpoints/last.ckpt": ("evaluate",),
+    "runs/study/study.yaml": ("compare", "repeat"),
+    f"{STOPPED}/checkpoints/last.ckpt": ("resume",),
+    f"{STOPPED}/metrics.csv": ("resume",),
+    f"{STOPPED}/status.json": ("resume",),
+    "cache/*/index.json": ("evaluate", "resume"),
+    "cache/*/tokenizer.json": ("evaluate", "resume"),
+    "cache/*/train.bin": ("evaluate", "resume"),
+    "cache/*/val.bin": ("evaluate", "resume"),
+    "mix/texts/*/checksums.json": ("tokenise",),
+    "mix/texts/*/train.jsonl": ("tokenise",),
+    "mix/tokenizer-*/checksums.json": ("tokenise",),
+    "mix/tokenizer-*/tokenizer.json": ("tokenise",),
 }
-CACHED = {"tokens": "cache/*/index.json", "downloaded": "mix/texts/*/*.jsonl", "shared": "mix/tokenizer-*/*r.json"}
-ACTIONS = {
-    "finished": ("evaluate", "repeat", "compare"),
-    "interrupted": ("resume",),
-    "study": ("compare", "evaluate", "the study again"),
-    "tokens": ("evaluate", "resume"),
-    "downloaded": ("tokenise",),
-    "shared": ("tokenise",),
+LEFT_OUT = {
+    ("runs/study/study.yaml", "compare", "missing"),  # a folder of runs is compared, too
+    (f"{STOPPED}/metrics.csv", "resume", "unreadable"),  # an input/output error, which is not told in a line
 }
-
-
-EVERY = "in every way"
-
-
-def kinds_of(name: str) -> list[str]:
-    keyed = name.endswith((".json", "resolved.yaml", "study.yaml", "metrics.csv"))
-    return [kind for kind in KINDS if keyed or kind not in OF_KEYS]
 
 
 def damages() -> Iterator[Any]:
-    """Every kind of damage to every file under every action. The quick part has one of each file."""
-    for i, (target, name) in enumerate((target, name) for target, names in FILES.items() for name in names):
-        kinds, actions = kinds_of(name), ACTIONS[target]
-        yield pytest.param(target, name, actions[i % len(actions)], kinds[3 * i % len(kinds)])  # each twice
-        yield from (pytest.param(target, name, action, EVERY, marks=pytest.mark.matrix) for action in actions)
+    """Every file under every command that reads it, in every way; the quick line has each file and each way once."""
+    for number, (file, actions) in enumerate(READ_BY.items()):
+        has_keys = file.endswith((".json", ".yaml")) and "overrides" not in file
+        kinds = [kind for kind in KINDS if has_keys or kind not in OF_KEYS]
+        for action in actions:
+            for kind in kinds:
+                if (file, action, kind) in LEFT_OUT:
+                    continue
+                is_quick = action == actions[0] and kind == kinds[number % len(kinds)]
+                yield pytest.param(file, action, kind, marks=() if is_quick else pytest.mark.matrix)
 
 
-BUDGET = ("train.tokens=5120", "train.evaluations=2", "train.checkpoint_every=4")  # 20 steps
-RUN = ("arm=base", "train.eval_lengths=[1]")
+BUDGET = ("train.tokens=2048", "train.evaluations=2", "train.checkpoint_every=2", "train.eval_lengths=[1]")  # 8 steps
+STOPPED_RUN = ("name=stopped", "arm=base")
 STUDY = ("study=ladder", "study.axes=[norm]", "study.seeds=[1]", "study.learning_rates=null", "name=study")
 STUDY += ("study.measure_speed=false",)
-MIX = ("data=mix", "data.mix={far: 0.5, near: 0.5}", "tokenizer.vocab_size=300", "name=mix", "overwrite=true")
-
-
-@dataclass(frozen=True)
-class World:
-    """Runs, a study and tokens in `path`, and how they were while they were whole."""
-
-    path: Path
-    whole: Path
-    run: Callable[..., Ran]
-    train: Command
-    mix: Command
-
-    def folder(self, target: str) -> Path:
-        """The folder of FILES."""
-        if target in CACHED:
-            (whole,) = self.whole.glob(CACHED[target])
-            return self.path / whole.parent.relative_to(self.whole)
-        return self.path / "runs" / ("study" if target == "study" else f"{target}/base/seed=1")
-
-    def restore(self) -> None:
-        """Undo whatever a test did."""
-        UNREADABLE.clear()
-        shutil.rmtree(self.path)
-        shutil.copytree(self.whole, self.path)
+MIX = ("data=mix", "data.mix={far: 0.5, near: 0.5}", "tokenizer.vocab_size=300")
 
 
 @pytest.fixture(scope="module")
@@ -185,122 +124,76 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def world(place: Path, corpus: Path, tiny: list[str], in_process: Callable[..., Ran]) -> World:
-    """The world, which the first test makes."""
-    path = place / "world"
-    shared = (*tiny, *BUDGET, f"data.cache_dir={path}/cache", f"runs_dir={path}/runs")
-    command = partial(in_process, train_command, "train.py", "hydra/launcher=basic")
-    train = partial(command, *shared)
+def act(place: Path, in_process: Callable[..., Ran], tiny: list[str], corpus: Path) -> Callable[[str], object]:
+    """Does an action in `world`, a copy of `whole`, which the first test makes; what comes of it.
+
+    That is what the action wrote and no clock makes, or the last line of its error.
+    """
+    world, whole = place / "world", place / "whole"
+    study = world / "runs" / "study"
+    places = (f"data.cache_dir={world}/cache", f"runs_dir={world}/runs", "hydra/launcher=basic")
+    train = partial(in_process, train_command, "train.py", *tiny, *BUDGET, *places)
     far, near = f"{{data: hub, path: text, data_files: 'file://{corpus}'}}", f"{{data: text, files: ['{corpus}']}}"
-    parts = (f"data.parts={{far: {far}, near: {near}}}", f"data.cache_dir={path}/mix")
-    mix = partial(command, *(one for one in shared if not one.startswith(("data", "tokenizer"))), *RUN, *MIX, *parts)
-    world = World(path, place / "whole", in_process, train, mix)
-    if not world.whole.exists():
-        assert train(*RUN, "name=finished").code == 0
-        with at(Monitor, "on_train_batch_end", 14)(cut), pytest.raises(Power):
-            train(*RUN, "name=interrupted")
-        RunFolder(world.folder("interrupted")).write_status("running")
+    mix = (*MIX, f"data.parts={{far: {far}, near: {near}}}", f"data.cache_dir={world}/mix")
+
+    def make() -> None:
         assert train(*STUDY).code == 0
-        assert world.mix().code == 0
-        shutil.copytree(path, world.whole)
-    return world
-
-
-def losses(folder: Path) -> object:
-    """Every row of a run that no clock makes, and its last loss."""
-    summary = json.loads((folder / "summary.json").read_text())
-    return repeatable(folder), summary["val/loss"], summary["step"]
-
-
-def table(folder: Path) -> object:
-    """The rows of a report, without what differs by chance."""
-    with (folder / "summary.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [{k: v for k, v in row.items() if not re.search("second|memory|mfu", k)} for row in rows]
-
-
-def evaluated(folder: Path) -> object:
-    """The losses of evaluated runs."""
-    return [json.loads(file.read_text())["val/loss"] for file in sorted(folder.rglob("eval.json"))]
-
-
-def act(world: World, target: str, action: str) -> tuple[Ran, Callable[[], object]]:
-    """Do what people do with a target; what reads the result."""
-    folder, out = world.folder("finished" if target == "tokens" else target), world.path / "out"
-    if action == "evaluate":
-        ran = world.run(eval_command, "eval.py", f"run={folder}", "eval.parts=[loss]")
-        return ran, partial(evaluated, folder)
-    if action == "compare":
-        return world.run(compare_command, "llama-lab-compare", str(folder), "--out", str(out)), partial(table, out)
-    if action == "the study again":
-        return world.train(*STUDY), partial(table, folder)
-    if action == "tokenise":
-        for index in (world.path / "mix").glob("*/index.json"):
+        with at(Monitor, "on_train_batch_end", 5)(cut), pytest.raises(Power):
+            train(*STOPPED_RUN)
+        RunFolder(world / STOPPED).write_status("running")
+        open_dataset(planned(*mix).cfg)
+        for index in world.glob("mix/*/index.json"):
             shutil.rmtree(index.parent)
-        return world.mix(), partial(losses, world.folder("mix"))
-    name = "interrupted" if action == "resume" else "finished"
-    return world.train(*RUN, f"name={name}"), partial(losses, world.folder(name))
+        world.rename(whole)
+
+    def act(action: str) -> object:
+        if action == "tokenise":
+            try:
+                return open_dataset(planned(*mix).cfg).index.data_hash
+            except ConfigError as error:
+                return f"error: {error}"
+        ran = {
+            "compare": partial(in_process, compare_command, "llama-lab-compare", str(study)),
+            "evaluate": partial(in_process, eval_command, "eval.py", f"run={world / RUN}", "eval.parts=[loss]"),
+            "repeat": partial(train, *STUDY),
+            "resume": partial(train, *STOPPED_RUN),
+        }[action]()
+        assert "Traceback" not in ran.out + ran.err
+        if ran.code:
+            return ran.err.splitlines()[-1]
+        if action == "resume":
+            return repeatable(world / STOPPED)
+        if action == "evaluate":
+            return json.loads((world / RUN / "eval.json").read_text())["val/loss"]
+        with (study / "summary.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        return [{key: row[key] for key in row if not re.search("second|memory|mfu", key)} for row in rows]
+
+    if not whole.exists():
+        make()
+    renew(place)
+    return act
 
 
-class Whole(NamedTuple):
-    """What an action makes of a whole world: its exit status, its result, and the files that it read."""
-
-    code: int
-    result: object
-    read: frozenset[str]
+def renew(place: Path) -> None:
+    """Undo whatever was done."""
+    shutil.rmtree(place / "world", ignore_errors=True)
+    shutil.copytree(place / "whole", place / "world")
 
 
-WHOLE: dict[tuple[str, str], Whole] = {}
+OF_WHOLE: dict[str, object] = {}
 
 
-def of_whole(world: World, target: str, action: str) -> Whole:
-    """What an action makes of a whole world."""
-    if (target, action) not in WHOLE:
-        OPENED.clear()
-        ran, result = act(world, target, action)
-        read = frozenset(OPENED)
-        assert ran.code == 0 or "already holds a finished run" in ran.err, ran.err
-        WHOLE[target, action] = Whole(ran.code, result(), read)
-        world.restore()
-    return WHOLE[target, action]
-
-
-@pytest.mark.parametrize(("target", "name", "action", "kind"), damages())
-def test_damage_is_named_or_changes_nothing(target: str, name: str, action: str, kind: str, world: World) -> None:
-    whole = of_whole(world, target, action)
-    for each in every_kind(world, target, name, action) if kind == EVERY else [kind]:
-        try:
-            KINDS[each](world.folder(target) / name)
-            ran, result = act(world, target, action)
-            UNREADABLE.clear()
-            check(ran, result, whole, name, each)
-        finally:
-            world.restore()
-
-
-def every_kind(world: World, target: str, name: str, action: str) -> list[str]:
-    """What a file that an action does not read holds, does not matter; a study's runs are read as others are."""
-    kinds = kinds_of(name)
-    if str(world.folder(target) / name) not in of_whole(world, target, action).read:
-        return ["missing"]
-    if "/seed=" in name:
-        place = FILES[target].index(name) * len(ACTIONS[target]) + ACTIONS[target].index(action)
-        return [kinds[place % len(kinds)]]
-    if (name, action) == ("study.yaml", "compare"):
-        kinds.remove("missing")  # a folder of runs without one is compared, too
-    return kinds
-
-
-def check(ran: Ran, result: Callable[[], object], whole: Whole, name: str, kind: str) -> None:
-    """One line that names the file and the remedy, or the result of a whole world."""
-    assert "Traceback" not in ran.err + ran.out, (kind, ran.err)
-    if "already holds a finished run" in ran.err:
-        assert ran.code == whole.code, kind
-    elif ran.code == 0:
-        assert result() == whole.result, f"{kind}: another result, {ran.err}"
-    else:
-        line = [line for line in ran.err.splitlines() if "could not be evaluated, see above" not in line][-1]
-        assert re.match(r"(error|failed)\b", line), (kind, ran.err)
-        named = name.replace("tokenizer_config", "tokenizer")  # which the two files are together
-        assert Path(name).name in ran.err or Path(named).name in ran.err, (kind, ran.err)
-        assert ";" in line, f"{kind}: no remedy, {ran.err}"
+@pytest.mark.parametrize(("file", "action", "kind"), damages())
+def test_damage_is_named_or_changes_nothing(
+    file: str, action: str, kind: str, act: Callable[[str], object], place: Path
+) -> None:
+    if action not in OF_WHOLE:
+        OF_WHOLE[action] = act(action)
+        renew(place)
+    (damaged,) = (place / "world").glob(file)
+    KINDS[kind](damaged)
+    found = act(action)
+    if found != OF_WHOLE[action]:
+        assert re.match(r"(error|failed)\b.*;", str(found)), "an error with its remedy"
+        assert damaged.name.replace("_config", "") in str(found).replace("_config", "")

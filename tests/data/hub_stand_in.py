@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterable
 from functools import partial
 from hashlib import sha1
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,6 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 GATED = "gated/stories"
+ADDRESS = re.compile(r"/(?:api/models/|(?:api/)?datasets/)?(?P<repo>\w+/\w+)(?:/(?P<verb>[\w-]+)/(?P<rest>.*))?")
 
 
 class Hub(BaseHTTPRequestHandler):
@@ -24,28 +26,23 @@ class Hub(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.log.append(path)
-        match = re.fullmatch(
-            r"(?:/api/(?P<api>datasets|models)/|/(?:datasets/)?)(?P<repo>\w+/\w+)(?:/(?P<verb>\w+)/(?P<rest>.*))?", path
-        )
+        match = ADDRESS.fullmatch(path)
         if match is None or not (self.root / match["repo"] / "commit").exists():
             return self._answer(404, b"", {"X-Error-Code": "RepoNotFound"})
         if match["repo"] == GATED:
             return self._answer(403, b"", {"X-Error-Code": "GatedRepo"})
-        folder = self.root / match["repo"]
+        folder, verb = self.root / match["repo"], match["verb"]
         commit = (folder / "commit").read_text()
-        files = [f for f in sorted(folder.rglob("*")) if f.is_file() and f.name != "commit"]
-        if match["verb"] == "resolve":
-            return self._resolve(folder / match["rest"].partition("/")[2], commit)
-        if match["verb"] == "tree":
-            below = folder / match["rest"].partition("/")[2]
-            found = below.rglob("*") if "recursive=true" in self.path.lower() else below.glob("*")
-            return self._answer(
-                200, json.dumps([self._entry(file, folder) for file in sorted(found) if file.name != "commit"]).encode()
-            )
-        if match["verb"] in (None, "revision"):
-            about = {"id": match["repo"], "sha": commit, "private": False, "gated": False, "tags": [], "downloads": 0}
-            about["siblings"] = [{"rfilename": str(file.relative_to(folder))} for file in files]
-            return self._answer(200, json.dumps(about).encode())
+        named = folder / (match["rest"] or "").partition("/")[2]
+        if verb == "resolve":
+            return self._resolve(named, commit)
+        if verb == "tree":
+            return self._list(named.rglob("*") if "recursive=true" in self.path.lower() else named.glob("*"), folder)
+        if verb == "paths-info":
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["paths"]
+            return self._list([folder / name for name in ([asked] if isinstance(asked, str) else asked)], folder)
+        if verb in (None, "revision"):
+            return self._answer(200, json.dumps({"id": match["repo"], "sha": commit, "siblings": []}).encode())
         return self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
 
     def do_HEAD(self) -> None:
@@ -54,32 +51,22 @@ class Hub(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Answer which of the named paths there are, the only question that is posted."""
-        content = self.rfile.read(int(self.headers["Content-Length"]))
-        path = unquote(urlsplit(self.path).path)
-        self.log.append(path)
-        match = re.fullmatch(r"/api/datasets/(\w+/\w+)/paths-info/(\w+)", path)
-        if match is None:
-            return self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
-        folder = self.root / match[1]
-        asked = json.loads(content)["paths"]
-        found = [folder / name for name in ([asked] if isinstance(asked, str) else asked)]
-        entries = [self._entry(file, folder) for file in found if file.exists()]
-        return self._answer(200, json.dumps(entries).encode())
+        self.do_GET()
 
-    def _entry(self, file: Path, folder: Path) -> dict[str, Any]:
-        name = str(file.relative_to(folder))
-        if file.is_dir():
-            return {"type": "directory", "path": name, "oid": "0" * 40, "size": 0}
-        return {"type": "file", "path": name, "oid": self._hash(file), "size": file.stat().st_size}
-
-    def _hash(self, file: Path) -> str:
-        return sha1(file.read_bytes()).hexdigest()
+    def _list(self, files: Iterable[Path], folder: Path) -> None:
+        entries = []
+        for file in sorted(file for file in files if file.exists() and file.name != "commit"):
+            kind = {"type": "directory", "oid": "0" * 40, "size": 0}
+            if file.is_file():
+                kind = {"type": "file", "oid": sha1(file.read_bytes()).hexdigest(), "size": file.stat().st_size}
+            entries.append({"path": str(file.relative_to(folder)), **kind})
+        self._answer(200, json.dumps(entries).encode())
 
     def _resolve(self, file: Path, commit: str) -> None:
         if not file.is_file():
             return self._answer(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
-        headers = {"ETag": f'"{self._hash(file)}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         content = file.read_bytes()
+        headers = {"ETag": f'"{sha1(content).hexdigest()}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
             first, last = int(wanted[1]), int(wanted[2] or len(content) - 1)
             headers["Content-Range"] = f"bytes {first}-{last}/{len(content)}"

@@ -1,6 +1,5 @@
 """Tokenizers trained elsewhere: any tokenizer.json, from a file, a folder or a name."""
 
-import json
 import logging
 import shutil
 from pathlib import Path
@@ -16,6 +15,7 @@ from llama_lab.evaluation.load import load_run
 from llama_lab.util.errors import ConfigError
 from tests.conftest import Command
 from tests.data.texts import sentences
+from tests.hf.test_loading import edit_json
 
 TEXT = sentences(50)
 
@@ -99,22 +99,21 @@ def test_a_run_keeps_its_tokenizer_without_the_file_of_it(folder: Path, tiny: li
     assert kept.encode(TEXT[0], add_special_tokens=False) == run.tokenizer.encode(TEXT[0])
 
 
-REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 40}
+WORDS = {"type": "WordLevel", "vocab": {"a": 2**31 + 5}, "unk_token": "a"}
 PIECE = {"type": "WordPiece", "vocab": {"a": 0}, "unk_token": "a", "max_input_chars_per_word": 10**12}
+REPLACE = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 40}
 
 
 @pytest.mark.parametrize(
-    ("part", "change", "message"),
+    ("change", "message"),
     [
-        ("model", {"type": "WordLevel", "vocab": {"a": 2**31 + 5}, "unk_token": "a"}, "id: 2147483653 is more than"),
-        ("model", PIECE, "max_input_chars_per_word: 1000000000000 is more than 1000; "),
-        ("normalizer", REPLACE | {"content": "b" * 5000}, "makes of one: 5000 is more than 1000; "),
-        ("normalizer", {"type": "Prepend", "prepend": "b" * 5000}, "makes of one: 5000 is more than 1000; "),
-        ("normalizer", {"type": "Sequence", "normalizers": [REPLACE, REPLACE]}, "makes of one: 1600 is more than"),
+        ({"model": WORDS}, "id: 2147483653 is more than"),
+        ({"model": PIECE}, "max_input_chars_per_word: 1000000000000 is more than 1000; "),
+        ({"normalizer": {"type": "Prepend", "prepend": "b" * 5000}}, "makes of one: 5000 is more than 1000; "),
+        ({"normalizer": {"type": "Sequence", "normalizers": [REPLACE] * 2}}, "makes of one: 1600 is more than"),
     ],
 )
-def test_numbers_beyond_the_memory_are_refused(part: str, change: dict[str, Any], message: str, folder: Path) -> None:
-    file = folder / "tokenizer.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {part: change}))
-    with pytest.raises(ConfigError, match=rf"{file}.*{message}"):
+def test_numbers_beyond_the_memory_are_refused(change: dict[str, Any], message: str, folder: Path) -> None:
+    edit_json(folder / "tokenizer.json", **change)
+    with pytest.raises(ConfigError, match=rf"tokenizer.json.*{message}"):
         HFTokenizer(str(folder))

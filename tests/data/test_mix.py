@@ -138,10 +138,6 @@ def test_a_part_that_bounds_the_others_keeps_all_its_held_out_text_whatever_its_
 @pytest.mark.parametrize(("val_tokens", "remedy"), [(None, "add text to part2"), (600, "raise data.val_tokens")])
 def test_too_little_held_out_text_names_what_bounds_it(val_tokens: int | None, remedy: str, tmp_path: Path) -> None:
     data = mixture(tmp_path, val_tokens=val_tokens)
-    tokens = {name: part.index.val.tokens for name, part in data.parts.items()}
-    total = min(tokens[name] / float(share) for name, share in data.shares.items())
-    for name, share in data.shares.items():
-        assert val_tokens or total * share - 250 < tokens[name] <= total * share + 1e-6
     longest = data.index.val.tokens
     data.require_val_window(longest)
     with pytest.raises(ConfigError, match=rf"^model\.max_seq_len={longest + 1}: .*; {remedy} or lower"):
@@ -202,7 +198,6 @@ def mixed(tmp_path: Path) -> list[str]:
 def test_a_run_on_a_mixture_logs_each_part_and_is_evaluated_from_its_folder(mixed: list[str], command: Command) -> None:
     ran = command(*mixed, "train.tokens=40000", "train.evaluations=2", "train.eval_lengths=[1]")
     assert ran.code == 0, ran.err
-    assert "data: reads wide " in ran.out
     last = read_metrics(ran.run / "metrics.csv")[-1]
     summary = Summary.load(ran.run)
     assert summary.epochs.keys() == {"wide", "text"}
@@ -212,19 +207,16 @@ def test_a_run_on_a_mixture_logs_each_part_and_is_evaluated_from_its_folder(mixe
     tokens = [part.index.val.tokens for part in data.parts.values()]
     losses = [last["val/loss/wide"], last["val/loss/text"]]
     assert last["val/loss"] == pytest.approx(np.average(losses, weights=tokens), rel=1e-6)
-    assert summary.metrics["val/loss/text"] == last["val/loss/text"]
     assert last["val/bits_per_byte"] == pytest.approx(last["val/loss"] / math.log(2) / data.bytes_per_token)
 
 
 SPAN = ("objective=span", "family=encoder_decoder")
 
 
-@pytest.mark.parametrize("objective", [SPAN, ("objective=masked", "family=encoder", "train.sample_tokens=0")])
-def test_an_evaluation_divides_the_parts_as_validation_does(
-    objective: tuple[str, ...], mixed: list[str], tmp_path: Path
-) -> None:
-    path = trained(*mixed, *objective, "train.tokens=2560", f"runs_dir={tmp_path}")
+def test_an_evaluation_divides_the_parts_as_validation_does(mixed: list[str], tmp_path: Path) -> None:
+    path = trained(*mixed, *SPAN, "train.tokens=2560", f"runs_dir={tmp_path}")
     found = evaluate(path, eval_settings("eval.parts=[loss]"))
+    assert "val/bits_per_byte" not in found.metrics
     assert found.metrics["val/loss"] == pytest.approx(Summary.load(path).metrics["val/loss"], rel=1e-6)
 
 
@@ -236,29 +228,29 @@ def test_a_mixture_without_a_window_that_has_targets_is_refused(mixed: list[str]
 
 
 @pytest.mark.parametrize(
-    ("mix", "parts", "message"),
+    ("mix", "parts", "key"),
     [
-        ("{stdlib: 0.7, text: 0.2}", "", "data.mix={stdlib: 0.7, text: 0.2}: the shares add up to 0.9 rather than 1"),
-        ("{stdlib: 1.2, text: -0.2}", "", "data.mix.stdlib=1.2: a share is above 0 and at most 1"),
-        ("{stdlib: 1, text: 0}", "", "data.mix.text=0: a share is above 0 and at most 1"),
-        ("{stdlib: 0.999999, text: 1e-6}", "", "data.mix.text=1e-06: is 0 once rounded to four decimals"),
-        ("{stdlib: 0.5, copy: 0.5}", "", "data.mix.copy: copy is a probe, and only text can be mixed"),
-        ("{stdlib: 0.5, pairs: 0.5}", "", "data.mix.pairs: pairs is of pairs, and only text can be mixed"),
-        ("{stdlib: 0.7, shakespear: 0.3}", "", "is no data that can be mixed (did you mean shakespeare?)"),
-        ("{stdlib: 0.7, mix: 0.3}", "", "data.mix.mix: mix is no data that can be mixed"),
-        ("{stdlib: 0.7, text: 0.3}", "", "data.parts.text.files=???: needs a value"),
-        ("[stdlib]", "", "data.mix=['stdlib']: must be shares by name"),
-        ("{stdlib: 1}", "{text: {files: [a]}}", "data.parts.text: is no part of data.mix"),
-        ("{stdlib: 1}", "{stdlib: {file: [a]}}", "data.parts.stdlib.file=['a']: is no setting of"),
-        ("{stdlib: 1}", "{stdlib: {val_fraction: no}}", "data.parts.stdlib: data.val_fraction=no: must"),
-        ("{stdlib: 1}", "{stdlib: {seed: 1}}", "data.parts.stdlib.seed=1: belongs to the whole mixture"),
-        ("null", "", "data.mix=null: must be shares by name, such as {stdlib: 0.7, shakespeare: 0.3}"),
+        ("{stdlib: 0.7, text: 0.2}", "", "data.mix={stdlib: 0.7, text: 0.2}"),
+        ("{stdlib: 1.2, text: -0.2}", "", "data.mix.stdlib=1.2"),
+        ("{stdlib: 1, text: 0}", "", "data.mix.text=0"),
+        ("{stdlib: 0.999999, text: 1e-6}", "", "data.mix.text=1e-06"),
+        ("{stdlib: 0.5, copy: 0.5}", "", "data.mix.copy"),
+        ("{stdlib: 0.5, pairs: 0.5}", "", "data.mix.pairs"),
+        ("{stdlib: 0.7, shakespear: 0.3}", "", "data.mix.shakespear"),
+        ("{stdlib: 0.7, mix: 0.3}", "", "data.mix.mix"),
+        ("{stdlib: 0.7, text: 0.3}", "", "data.parts.text.files=???"),
+        ("[stdlib]", "", "data.mix=['stdlib']"),
+        ("null", "", "data.mix=null"),
+        ("{stdlib: 1}", "{text: {files: [a]}}", "data.parts.text"),
+        ("{stdlib: 1}", "{stdlib: {file: [a]}}", "data.parts.stdlib.file=['a']"),
+        ("{stdlib: 1}", "{stdlib: {val_fraction: no}}", "data.parts.stdlib: data.val_fraction=no"),
+        ("{stdlib: 1}", "{stdlib: {seed: 1}}", "data.parts.stdlib.seed=1"),
     ],
 )
-def test_a_mixture_that_cannot_be_is_refused_by_name(mix: str, parts: str, message: str, command: Command) -> None:
+def test_a_mixture_that_cannot_be_is_refused_by_name(mix: str, parts: str, key: str, command: Command) -> None:
     ran = command("data=mix", f"data.mix={mix}", *([f"data.parts={parts}"] if parts else []))
-    assert ran.code == 2
-    assert message in ran.err
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert ran.err.startswith(f"error: {key}: ")
 
 
 def test_thirds_are_shares() -> None:

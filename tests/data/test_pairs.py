@@ -80,11 +80,14 @@ def test_held_out_pairs_are_counted_by_their_targets(half: str | None, tmp_path:
     counts = Counter([*b"".join(held_out), *[EOT] * len(held_out)])
     total = counts.total()
     assert data.unigram_entropy() == pytest.approx(-sum(n / total * math.log(n / total) for n in counts.values()))
+
+
+def test_bytes_of_pairs_are_those_of_the_text_whatever_the_tokenizer_keeps(tmp_path: Path) -> None:
     unknown = Tokenizer(models.WordLevel({"<unk>": 0, "<|endoftext|>": 1}, unk_token="<unk>"))
     unknown.add_special_tokens(["<|endoftext|>"])
     unknown.save(str(tmp_path / "lossy.json"))
-    lossy = opened(tmp_path, "data.val_fraction=0.3", "tokenizer=hf", f"tokenizer.path={tmp_path / 'lossy.json'}")
-    assert lossy.validated_on(half).index.val.bytes == data.index.val.bytes, "those of the text"
+    lossy = opened(tmp_path, "tokenizer=hf", f"tokenizer.path={tmp_path / 'lossy.json'}")
+    assert lossy.index.val.bytes == opened(tmp_path).index.val.bytes
 
 
 def test_every_pair_comes_once_in_an_epoch_in_an_order_of_its_own(tmp_path: Path) -> None:
@@ -104,8 +107,7 @@ def test_every_pair_comes_once_in_an_epoch_in_an_order_of_its_own(tmp_path: Path
 def test_the_hash_is_of_pairs_and_of_their_order(tmp_path: Path) -> None:
     data = opened(tmp_path)
     assert data.index.data_hash != data._whole.data_hash, "that of a text with the same documents"
-    assert opened(tmp_path).index == data.index
-    assert opened(tmp_path, files=write(tmp_path, TARGETS, SOURCES)).index.data_hash != data.index.data_hash
+    assert data.index.data_hash != opened(tmp_path, files=write(tmp_path, TARGETS, SOURCES)).index.data_hash
 
 
 MODELS = {"decoder": (), "prefix": ("objective=prefix",), "encoder_decoder": ("family=encoder_decoder",)}
@@ -140,19 +142,10 @@ def test_all_families_predict_the_same_targets_and_padding_changes_nothing(famil
     assert kept == [row[row != IGNORE].tolist() for row in targets]
 
 
-def test_an_encoder_decoder_halves_windows_of_text_and_those_without_a_target() -> None:
-    model = lively("family=encoder_decoder")
-    windows = ValWindows(np.arange(21, dtype=np.uint16), 8)
-    for inputs, targets in (windows[0], windows[2], windows.nothing()):
-        cut = model.cut(torch.from_numpy(inputs)[None], torch.from_numpy(targets)[None])
-        assert [part.tolist() for part in cut] == [
-            [inputs[3:7].tolist()],
-            [targets[3:7].tolist()],
-            [inputs[:4].tolist()],
-        ]
+def test_an_encoder_decoder_halves_windows_without_a_target() -> None:
     row = torch.tensor([IGNORE, IGNORE, 5, 6])
     both = torch.stack([row, torch.full((4,), IGNORE)])
-    inputs, targets, source, lengths = model.cut(torch.arange(8).view(2, 4), both)
+    inputs, targets, source, lengths = lively("family=encoder_decoder").cut(torch.arange(8).view(2, 4), both)
     assert (lengths.tolist(), source.tolist()) == ([3, 2], [[0, 1, 2], [4, 5, 6]])
     assert targets.tolist() == [[5, 6, IGNORE], [IGNORE] * 3]
     assert inputs[:, :2].tolist() == [[2, 3], [5, 6]]
@@ -171,47 +164,38 @@ def test_a_window_that_begins_with_another_part_of_a_mixture_has_no_source_for_i
     assert of_part[1].equal(whole[1].masked_fill(whole[1] < 7, IGNORE))
 
 
-REFUSED = {
-    "data.files=[{a}]": "data.files=['{a}']: name two files, of sources and of targets",
-    "data.files={a}": "data.files={a}: name two files, of sources and of targets",
-    "data.files=[{a},{short}]": "data.files: {short} ends before line 3; give each source a target",
-    "data.files=[{short},{a}]": "data.files: {short} ends before line 3; give each source a target",
-    "data.files=[{a},{empty}]": "data.files: {empty} is no file, or an empty one; name another",
-    "data.files=[{a},gone.txt]": "data.files: {here}/gone.txt is no file, or an empty one; name another",
-    "data.files=[{a},{binary}]": "data.files=[{a},{binary}]: not UTF-8 text (invalid start byte); convert them",
-    "data.val_split=[{a},{short}]": "data.val_split: {short} ends before line 3; give each source a target",
-    "data.val_split=[{a},{a}] data.val_fraction=0.1": "data.val_fraction=0.1: data.val_split names what to validate on",
-    "data.val_split=[{a},{a}]": "data.split, or data.files: has no documents, or only copies of those of the other",
-    "model.max_seq_len=4": "model.max_seq_len=4: 1 of 1 pairs are longer, up to 8 tokens; raise it, or leave",
-    "train.batch_size=3": "train.batch_size=3: the pairs to train on are 2; add some, or lower it",
-    "train.prompt=a": "train.prompt=a: the sample of pairs is a validation sequence with the model's answers; leave",
-    "tokenizer=symbols": "tokenizer=symbols: is for probes, and this data is text",
+REFUSED = {  # the key at fault
+    "data.files=[{a}]": "data.files=",
+    "data.files=[{a},{short}]": "data.files: {short}",
+    "data.files=[{short},{a}]": "data.files: {short}",
+    "data.files=[{a},{empty}]": "data.files: {empty}",
+    "data.files=[{a},gone.txt]": "data.files: {here}/gone.txt",
+    "data.files=[{a},{binary}]": "data.files=[{a},{binary}]: not UTF-8 text",
+    "data.val_split=[{a},{short}]": "data.val_split: {short}",
+    "data.val_split=[{a},{a}] data.val_fraction=0.1": "data.val_fraction=0.1",
+    "data.val_split=[{a},{a}]": "data.split, or data.files",
+    "model.max_seq_len=4": "model.max_seq_len=4",
+    "train.batch_size=3": "train.batch_size=3",
+    "train.prompt=a": "train.prompt=a",
+    "tokenizer=symbols": "tokenizer=symbols",
 }
 
 
 @pytest.mark.parametrize("overrides", REFUSED)
 def test_what_are_no_pairs_is_one_line(overrides: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    files = {"a": "a\nbcd\ne\n", "short": "f\ng\n", "empty": "", "binary": b"\xff\xfe\n" * 3}
-    for name, text in files.items():
-        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    files = {"a": b"a\nbcd\ne\n", "short": b"f\ng\n", "empty": b"", "binary": b"\xff\xfe\n" * 3}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
     names = {name: str(tmp_path / name) for name in files} | {"here": str(tmp_path)}
-    shared = [
-        "data=pairs",
-        "data.files=[{a},{a}]",
-        "data.val_fraction=0.4",
-        "tokenizer=byte",
-        "data.cache_dir={here}/c",
-    ]
-    if "val_split" in overrides:
-        shared.remove("data.val_fraction=0.4")
-    cfg = compose_config(*(one.format(**names) for one in (*shared, *overrides.split())))
+    whole = "data=pairs data.files=[{a},{a}] tokenizer=byte data.cache_dir={here}/c"
+    if "val_split" not in overrides:
+        whole += " data.val_fraction=0.4"
+    cfg = compose_config(*f"{whole} {overrides}".format(**names).split())
 
     def prepare() -> None:
         open_dataset(cfg).require_windows(cfg.model.max_seq_len, cfg.train.batch_size)
 
-    with pytest.raises(ConfigError) as refused:
+    with pytest.raises(ConfigError, match=r"^[^\n]*$") as refused:
         prepare()
-    expected = REFUSED[overrides].format(**names)
-    assert str(refused.value).startswith(expected)
-    assert "\n" not in str(refused.value)
+    assert str(refused.value).startswith(REFUSED[overrides].format(**names))

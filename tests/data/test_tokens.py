@@ -7,7 +7,6 @@ import math
 import multiprocessing
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from llama_lab.data import build as build_module
@@ -50,48 +49,34 @@ def test_both_splits_together_hold_every_document_once(tokenizer, tmp_path: Path
     assert index.val.bytes == sum(len(text.encode()) for text in val)
     assert index.val.tokens == sum(len(data.tokenizer.encode(text)) + 1 for text in val) == len(data.val) - 1
     assert index.train.tokens == len(data.train) - 1
-    assert data.bytes_per_token == index.val.bytes / index.val.tokens
     assert (index.vocab_size, index.tokenizer_hash) == (data.tokenizer.vocab_size, data.tokenizer.hash)
 
 
 def test_the_split_of_a_document_does_not_depend_on_the_others(tmp_path: Path) -> None:
-    texts = sentences(3000)
-    few, many, other = (dataset(tmp_path, some) for some in (texts[:100], texts, random.Random(1).sample(texts, 3000)))
+    texts = sentences(1000)
+    few, many, other = (dataset(tmp_path, some) for some in (texts[:100], texts, random.Random(1).sample(texts, 1000)))
     held_out = set(documents_of(many, "val"))
     assert set(documents_of(few, "val")) == held_out & set(texts[:100])
     assert set(documents_of(other, "val")) == held_out
     assert many.index.data_hash != other.index.data_hash  # the order of training text is part of the data
     larger = documents_of(dataset(tmp_path, texts, val_fraction=0.3), "val")
-    assert (len(held_out) / 3000, len(larger) / 3000) == pytest.approx((0.2, 0.3), abs=0.03)
+    assert (len(held_out) / 1000, len(larger) / 1000) == pytest.approx((0.2, 0.3), abs=0.05)
     assert held_out < set(larger)
 
 
+@settings(max_examples=25)
 @given(texts=st.lists(st.text(), min_size=2, max_size=12), val_fraction=st.sampled_from([1e-9, 0.2, 1 - 1e-9]))
-@example(texts=TEXTS[:2], val_fraction=1e-9)
-@example(texts=TEXTS[:2], val_fraction=1 - 1e-9)
-def test_any_documents_survive_the_folder_and_two_suffice_in_either_order(
+def test_any_documents_survive_the_folder_and_two_suffice(
     texts: list[str], val_fraction: float, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     distinct = set(texts) - {""}
     assume(len(distinct) >= 2)
-    data, backwards = (
-        dataset(tmp_path_factory.mktemp("any"), some, val_fraction=val_fraction) for some in (texts, texts[::-1])
-    )
+    data = dataset(tmp_path_factory.mktemp("any"), texts, val_fraction=val_fraction)
     train, val = documents_of(data, "train"), documents_of(data, "val")
     assert Counter(train + val) == Counter(distinct)
     assert train
-    assert set(val) == set(documents_of(backwards, "val")) != set()
+    assert val
     assert data.index.empty == texts.count("")
-    assert data.index.duplicates == len(texts) - texts.count("") - len(distinct)
-
-
-def test_bpe_never_sees_validation_text(tmp_path: Path) -> None:
-    marked = [f"{text} {'qqqqqqqq' * 8}" for text in TEXTS]
-    held_out = set(documents_of(dataset(tmp_path, marked), "val"))
-    texts = [after if after in held_out else before for before, after in zip(TEXTS, marked, strict=True)]
-    data = dataset(tmp_path, texts, BPETokenizer(vocab_size=300))
-    assert not [text for text in documents_of(data, "train") if "qqqq" in text]
-    assert len(data.tokenizer.encode("qqqqqqqq")) == 8
 
 
 # The bounds
@@ -110,16 +95,13 @@ def held_out_within(whole: TokenDataset, bound: int) -> tuple[list[str], int]:
     return held_out[:fitting], totals[fitting - 1]
 
 
-@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["byte", "char", "bpe"])
-@pytest.mark.parametrize("val_tokens", [1, 200, 1000, 2500])
+@pytest.mark.parametrize(("val_tokens", "tokenizer"), zip((1, 1000, 2500), TOKENIZERS, strict=True))
 def test_bounded_validation_is_a_prefix_by_hash(val_tokens: int, tokenizer: TokenizerFactory, tmp_path: Path) -> None:
     whole = dataset(tmp_path, TEXTS, tokenizer)
     bounded = dataset(tmp_path, TEXTS, tokenizer, val_tokens=val_tokens)
     expected, tokens = held_out_within(whole, val_tokens)
     val = documents_of(bounded, "val")
     assert val == sorted(expected, key=TEXTS.index)
-    only = [text for text in TEXTS if text in {*documents_of(whole, "train"), *val}]
-    assert dataset(tmp_path, only, tokenizer).index.data_hash == bounded.index.data_hash
     assert np.array_equal(bounded.train[:], whole.train[:])
     assert bounded.index.tokenizer_hash == whole.index.tokenizer_hash
     assert bounded.index.data_hash != whole.index.data_hash
@@ -129,17 +111,13 @@ def test_bounded_validation_is_a_prefix_by_hash(val_tokens: int, tokenizer: Toke
     assert counts.documents + bounded.index.unread == whole.index.val.documents
 
 
-@pytest.mark.parametrize("bytes_per_token", [1, 8])
-def test_long_tokens_do_not_shorten_bounded_validation(
-    bytes_per_token: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build_module, "_BYTES_PER_TOKEN", bytes_per_token)
-    texts = [f"{i} {'abcdefgh' * 50}" for i in range(300)]  # some 40 bytes per token
+def test_long_tokens_do_not_shorten_bounded_validation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module, "_BYTES_PER_TOKEN", 1)
+    texts = [f"{i} {'abcdefgh' * 50}" for i in range(100)]  # some 40 bytes per token
     bpe = BPETokenizer(vocab_size=300)
     whole, bounded = dataset(tmp_path, texts, bpe), dataset(tmp_path, texts, bpe, val_tokens=200)
     assert whole.bytes_per_token > 16
     assert set(documents_of(bounded, "val")) == set(held_out_within(whole, 200)[0])
-    assert np.array_equal(bounded.train[:], whole.train[:])
 
 
 def test_little_more_than_the_bound_is_encoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +129,9 @@ def test_little_more_than_the_bound_is_encoded(tmp_path: Path, monkeypatch: pyte
         return encode(self, texts)
 
     monkeypatch.setattr(TextTokenizer, "encode_batch", spy)
-    data = dataset(tmp_path, sentences(2000), val_fraction=0.5, val_tokens=1000)
+    data = dataset(tmp_path, sentences(1000), val_fraction=0.5, val_tokens=1000)
     held_out = len(encoded) - data.index.train.documents
-    assert data.index.val.documents <= held_out < 0.1 * data.index.unread
+    assert data.index.val.documents <= held_out < 0.2 * data.index.unread
 
 
 def test_a_bound_that_does_not_bind_changes_no_byte(tmp_path: Path) -> None:
@@ -197,8 +175,8 @@ def test_data_hash_names_the_content_wherever_it_is_from(tmp_path: Path) -> None
     for i, text in enumerate(TEXTS):
         (tmp_path / f"{i:03}.txt").write_bytes(text.encode())
     files = TokenDataset.open_or_build(TextFiles(f"{tmp_path}/*.txt"), ByteTokenizer(), 0.2, tmp_path / "cache")
-    hashes = [one.index.data_hash for one in (files, dataset(tmp_path, TEXTS), dataset(tmp_path, TEXTS[1:]))]
-    assert hashes[0] == hashes[1] != hashes[2]
+    assert files.index.data_hash == dataset(tmp_path, TEXTS).index.data_hash
+    assert files.index.data_hash != dataset(tmp_path, TEXTS[1:]).index.data_hash
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(65536, np.uint16), (65537, np.uint32)])
@@ -217,46 +195,32 @@ def test_progress_ends_every_phase_at_its_total_and_a_built_folder_is_opened_wit
     built, opened = (TokenDataset.open_or_build(source, CharTokenizer(), 0.2, tmp_path, progress) for _ in range(2))
     assert source.passes == 3
     assert opened.index == built.index
-    assert np.array_equal(opened.train[:], built.train[:])
-    done: dict[str, list[int]] = {}
-    for call in progress.call_args_list:
-        done.setdefault(call.args[2], []).append(call.args[0])
-    assert [*done] == PHASES
-    for sizes in done.values():
-        assert sizes == sorted(sizes)
-        assert len(sizes) > 3
-        assert sizes[-1] == source.total_bytes()
+    ends = {phase: done for done, _, phase in (call.args for call in progress.call_args_list)}
+    assert [*ends] == PHASES
+    assert {*ends.values()} == {source.total_bytes()}
 
 
-def test_a_build_is_described_once_with_its_times_and_what_is_read_of_the_held_out_text(tmp_path: Path) -> None:
-    texts = sentences(3000)
-    built = dataset(tmp_path, texts, BPETokenizer(300, sample_bytes=100_000), val_tokens=1000)
+def test_a_build_is_described_once_with_what_is_read_of_the_held_out_text(tmp_path: Path) -> None:
+    built = dataset(tmp_path, TEXTS, BPETokenizer(300, sample_bytes=10_000), val_tokens=1000)
     held_out = built.index.val.documents + built.index.unread
     (line,) = built.builds
-    assert re.fullmatch(
-        r"tokens: 0\.\d MB read in \d s, tokenizer trained on 0\.1 MB in \d s, encoded in \d s \([\d.]+ MB/s\); "
-        rf"0\.\d M tokens to train on, 0\.0 M to validate on \({built.index.val.documents} of {held_out} held-out "
-        r"documents\)",
-        line,
-    )
-    assert "trained" not in dataset(tmp_path, texts, ByteTokenizer()).builds[0]
-    assert not dataset(tmp_path, texts, ByteTokenizer()).builds
+    assert f"({built.index.val.documents} of {held_out} held-out documents)" in line
+    assert "tokenizer trained on 0.0 MB in " in line
+    assert "trained" not in dataset(tmp_path, TEXTS, ByteTokenizer()).builds[0]
+    assert not dataset(tmp_path, TEXTS, ByteTokenizer()).builds
 
 
 # Opening again
 
 
-def test_each_setting_has_its_own_folder(tmp_path: Path) -> None:
+def test_each_setting_has_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts, bpe = TEXTS[:40], [BPETokenizer(n, sample_bytes) for n, sample_bytes in ((300, None), (301, None), (301, 9))]
-    settings = [{"tokenizer": tokenizer} for tokenizer in (CharTokenizer(), *bpe, replace(bpe[0], sample_bytes=8))]
-    settings += [{"val_fraction": 0.3}, {"val_tokens": 100}, {"val_tokens": 101}, {}]
-    folders = {dataset(tmp_path, texts, **one).folder for one in settings}
-    assert len({*folders, dataset(tmp_path, texts[1:]).folder}) == len(settings) + 1
-
-
-def test_tilde_in_cache_dir_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = [{"tokenizer": tokenizer} for tokenizer in (CharTokenizer(), *bpe, replace(bpe[0], sample_bytes=8))]
+    choices += [{"val_fraction": 0.3}, {"val_tokens": 100}, {"val_tokens": 101}, {}]
+    folders = {dataset(tmp_path, texts, **one).folder for one in choices}
+    assert len({*folders, dataset(tmp_path, texts[1:]).folder}) == len(choices) + 1
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert dataset(Path("~/cache"), TEXTS).folder.parent == tmp_path / "cache"
+    assert dataset(Path("~"), texts).folder in folders
 
 
 def flip(file: Path, position: int) -> None:
@@ -266,18 +230,10 @@ def flip(file: Path, position: int) -> None:
     file.write_bytes(stored)
 
 
-def alter_index(folder: Path) -> None:
-    text = (folder / "index.json").read_text()
-    (folder / "index.json").write_text(text.replace('"duplicates": 0', '"duplicates": 1'))
-
-
 DAMAGE: dict[str, Callable[[Path], object]] = {  # by what is told of it
     "train.bin has": lambda folder: os.truncate(folder / "train.bin", 1000),
     "val.bin was altered": lambda folder: flip(folder / "val.bin", 500),
-    "index.json cannot be read (UnicodeDecodeError)": lambda folder: (folder / "index.json").write_bytes(b"\0\xff{"),
-    "index.json was altered": alter_index,
-    "tokenizer.json has 0 bytes": lambda folder: (folder / "tokenizer.json").unlink(),
-    "index.json cannot be read (FileNotFoundError)": lambda folder: (folder / "index.json").unlink(),
+    "index.json cannot be read": lambda folder: (folder / "index.json").unlink(),
 }
 
 
@@ -291,31 +247,26 @@ def test_a_damaged_folder_is_reported_and_rebuilt(
     again = dataset(tmp_path, TEXTS)
     assert (again.train[:].tolist(), again.val.tolist()) == expected
     (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert reason in record.getMessage()
-    assert "\n" not in record.getMessage()
+    assert (record.levelno, reason in record.getMessage()) == (logging.WARNING, True)
 
 
-@pytest.mark.parametrize("block", [1, 2, 3])
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_a_wrong_bit_in_the_middle_of_a_large_file_is_named_when_its_block_is_first_read_and_no_other(
-    split: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    split: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(folders, "_READ_AT_ONCE", 0)
     monkeypatch.setattr(folders, "BLOCK", 100)
     folder = dataset(tmp_path, TEXTS).folder
     whole = np.fromfile(folder / f"{split}.bin", np.uint16)
-    flip(folder / f"{split}.bin", 100 * block + 99)
+    flip(folder / f"{split}.bin", 299)  # of two bytes each, the tokens from 100 to 149 are of its block
     data = dataset(tmp_path, TEXTS)
     assert data.folder == folder
     stream = folders.TokenStream(folder, f"{split}.bin", data.index)
-    before, after = slice(0, 50 * block), slice(50 * block + 50, None)
-    for _ in range(2):
-        for part in (before, after):
-            assert np.array_equal(stream[part], whole[part])
-        for start, stop in ((50 * block + 49, 50 * block + 50), (50 * block - 1, 50 * block + 1), (0, len(whole))):
-            with pytest.raises(ConfigError, match=rf"{folder} is damaged, {split}.bin was altered; delete the folder"):
-                stream[start:stop]
+    for part in (slice(0, 100), slice(150, None)):
+        assert np.array_equal(stream[part], whole[part])
+    for part in (slice(149, 150), slice(99, 101), slice(0, len(whole))):
+        with pytest.raises(ConfigError, match=rf"{folder} is damaged, {split}.bin was altered; delete the folder"):
+            stream[part]
     with pytest.raises(ConfigError, match=f"{split}.bin was altered"):
         data.val_windows(20) if split == "val" else data.train_windows(20, 1).take([*range(len(whole) // 20 - 1)])
 
@@ -343,8 +294,8 @@ PHASES = ["reading", "training tokenizer", "tokenising"]
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("phase", PHASES)
-def test_ctrl_c_leaves_neither_a_folder_nor_a_process_in_any_phase(phase: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("phase", PHASES[1:])
+def test_ctrl_c_leaves_neither_a_folder_nor_a_process_in_either_phase(phase: str, tmp_path: Path) -> None:
     texts = tmp_path / "texts.txt"
     texts.write_text("\n".join(sentences(20_000)))  # 4 MB
     script = """
@@ -415,7 +366,7 @@ def test_processes_that_race_build_once_and_open_the_same(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("texts", "settings", "message"),
     [
-        *((TEXTS, {"val_fraction": some}, f"{some}: must be between 0 and 1") for some in (0, 1, -0.1, 1.5, math.nan)),
+        *((TEXTS, {"val_fraction": some}, f"{some}: must be between 0 and 1") for some in (0, 1, math.nan)),
         (["the same", "the same", ""], {"val_fraction": 0.2}, r"0\.2: .* has 1 distinct one\(s\)"),
         (TEXTS, {"val_tokens": 0}, "0: must be a positive whole number"),
         (TEXTS, {"cache_dir": __file__}, rf"{__file__}: File exists.*choose another folder"),
@@ -444,13 +395,13 @@ def test_text_too_short_for_a_window_is_refused_by_what_makes_it_so(tmp_path: Pa
     train, val = data.index.train.tokens, data.index.val.tokens
     data.require_windows(seq_len=100, batch_size=8)
     data.require_windows(seq_len=val, batch_size=1)
-    for of, seq_len, batch_size, expected in [
-        (data, train + 1, 1, f"model.max_seq_len={train + 1}: the training text has .*lower"),
-        (data, 100, 1000, "train.batch_size=1000: the training text has .*lower"),
-        (data, val + 1, 1, "data.val_fraction=0.2: the validation text has .*lower"),
-        (bounded, 301, 1, r"data\.val_tokens: the validation text has .*; raise data\.val_tokens or "),
+    for of, seq_len, batch_size, key in [
+        (data, train + 1, 1, f"model.max_seq_len={train + 1}"),
+        (data, 100, 1000, "train.batch_size=1000"),
+        (data, val + 1, 1, "data.val_fraction=0.2"),
+        (bounded, 301, 1, "data.val_tokens"),
     ]:
-        with pytest.raises(ConfigError, match=f"^{expected}"):
+        with pytest.raises(ConfigError, match=f"^{key}: the [^\n]* lower"):
             of.require_windows(seq_len, batch_size)
 
 
@@ -460,17 +411,15 @@ def test_text_too_short_for_a_window_is_refused_by_what_makes_it_so(tmp_path: Pa
 def test_two_halves_hold_every_validation_document_once_by_its_hash(tmp_path: Path) -> None:
     whole = dataset(tmp_path, TEXTS)
     halves = [whole.validated_on(half) for half in HALVES]
-    by_hash: list[list[str]] = [[], []]
+    expected: list[list[str]] = [[], []]
     for text in documents_of(whole, "val"):
-        by_hash[hashlib.blake2b(text.encode(), digest_size=16).digest()[7] % 2].append(text)
-    assert [documents_of(half, "val") for half in halves] == by_hash
-    for half, texts in zip(halves, by_hash, strict=True):
+        expected[hashlib.blake2b(text.encode(), digest_size=16).digest()[7] % 2].append(text)
+    assert [documents_of(half, "val") for half in halves] == expected
+    for half, texts in zip(halves, expected, strict=True):
         counted = half.index.val
         assert (counted.documents, counted.bytes) == (len(texts), sum(len(text.encode()) for text in texts))
-        assert counted.tokens == len(half.val) - 1
-        assert half.index.train == whole.index.train
+        assert (counted.tokens, half.index.train) == (len(half.val) - 1, whole.index.train)
     assert len({one.index.data_hash for one in (whole, *halves)}) == 3
-    assert whole.validated_on(None).index == whole.index
 
 
 def test_a_text_too_short_for_halves_is_refused_by_the_half_that_is(tmp_path: Path) -> None:

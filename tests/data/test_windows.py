@@ -47,20 +47,6 @@ def test_a_batch_does_not_depend_on_others(stream: tuple[np.ndarray, int], batch
     for step in steps:
         one_by_one = [batch_of(alone, i, 1) for i in range(step * batch_size, (step + 1) * batch_size)]
         assert np.array_equal(batch_of(used, step, batch_size), np.concatenate(one_by_one))
-        assert np.array_equal(
-            batch_of(used, step, batch_size), batch_of(TrainWindows(*stream, seed=3), step, batch_size)
-        )
-
-
-@given(streams(), st.integers(0, 30), st.integers(1, 4), st.integers(1, 4))
-def test_a_batch_is_the_same_however_divided(stream: tuple[np.ndarray, int], step: int, parts: int, size: int) -> None:
-    windows = TrainWindows(*stream, seed=0)
-    whole = batch_of(windows, step, parts * size)
-    assert whole.dtype == np.int64  # for the embedding
-    by_range = [batch_of(windows, step, parts * size, range(i * size, (i + 1) * size)) for i in range(parts)]
-    by_slice = [batch_of(windows, step, parts * size, slice(i * size, (i + 1) * size)) for i in range(parts)]
-    assert np.array_equal(np.concatenate(by_range), whole)
-    assert np.array_equal(np.concatenate(by_slice), whole)
 
 
 def test_seeds_and_epochs_differ_in_order_and_start() -> None:

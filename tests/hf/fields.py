@@ -2,30 +2,24 @@
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from omegaconf import DictConfig
 from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 
-from llama_lab.hf import loading
 from llama_lab.hf.families import FAMILIES, FIELDS
 from llama_lab.hf.family import IDLE_NAMES, READ_BY_ALL
 from llama_lab.hf.loading import family_of, load
-from llama_lab.model import Decoder
 from llama_lab.model.recurrent import Recurrent
 from llama_lab.util.errors import ConfigError
 from tests.hf.theirs import CASES, CONTEXT, FULL, SLIDING, VOCAB, built, our_logits, their_logits
 
 TOLERANCE = 1e-4
 OF_RECURRENT = 3e-4  # twelve such layers in float32 are 1e-4 from float64, ours and theirs
-build_ours = loading.build
 KINDS = {FULL: {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}, SLIDING: {"rope_theta": 100.0}}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 2.0, "beta_slow": 0.05}
 LLAMA3 = {"factor": 4.0, "original_max_position_embeddings": 8, "low_freq_factor": 0.1, "high_freq_factor": 2.0}
@@ -49,6 +43,8 @@ ROPES: list[dict[str, Any]] = [
     {"rope_type": "proportional", "partial_rotary_factor": 0.5},
     KINDS,
     {FULL: {"type": "linear", "factor": 3.0}},
+    KINDS | {FULL: {"rope_type": "yarn", "rope_theta": 500.0, **YARN, "truncate": False}},
+    KINDS | {FULL: {"rope_type": "yarn", "rope_theta": 500.0, **YARN}, "truncate": False},
 ]
 PATTERN = [FULL, SLIDING, FULL, SLIDING, SLIDING, FULL, SLIDING]
 # What fields are changed to; of others, values of every type.
@@ -88,30 +84,20 @@ def values_of(name: str, layers: int) -> list[Any]:
     return [lists.get(name, {}).get(v, v) if isinstance(v, str) else v for v in VALUES.get(name, ANY)]
 
 
-@contextmanager
-def recording(read: set[str]) -> Iterator[None]:
-    """Collect the names of the attributes of configs that are read."""
+@cache
+def read_by_class(model_type: str) -> frozenset[str]:
+    """The attributes of its config that a class reads as it is built and run, in any of our cases."""
+    read: set[str] = set()
     original = PreTrainedConfig.__getattribute__
 
     def recorded(self: PreTrainedConfig, name: str) -> Any:
         read.add(name)
         return original(self, name)
 
-    PreTrainedConfig.__getattribute__ = recorded  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        PreTrainedConfig.__getattribute__ = original  # type: ignore[method-assign]
-
-
-@cache
-def read_by_class(model_type: str) -> frozenset[str]:
-    """The attributes of its config that a class reads as it is built and run, in any of our cases."""
-    read: set[str] = set()
     for own_type, settings in CASES.values():
         if own_type == model_type:
             config = AutoConfig.for_model(model_type, **json.loads(json.dumps(settings)))
-            with recording(read):
+            with patch.object(PreTrainedConfig, "__getattribute__", recorded):
                 their_logits(built(config), tokens())
     return frozenset(name for name in read if not name.startswith("__") and not hasattr(PreTrainedConfig, name))
 
@@ -147,7 +133,6 @@ class Base:
         ours = {name.partition(".")[0] for setting in self.family.settings for name in setting.names}
         self.known = {*their_config.to_dict(), *read_by_class(model_type), *ours, *READ_BY_ALL}
         self.seen: dict[str, str] = {}
-        self.models: dict[str, Decoder] = {}
 
     def their_config(self, raw: dict[str, Any]) -> PreTrainedConfig:
         """Of a raw config.json, as AutoConfig reads it from a file."""
@@ -197,8 +182,7 @@ class Base:
             return f"theirs refuses: {type(error).__name__} {error}"
         (self.folder / "config.json").write_text(json.dumps(raw))
         try:
-            with patch.object(loading, "build", self.build):
-                model = load(self.folder).model
+            model = load(self.folder).model
             text = tokens()[:, : model.max_seq_len]
             found = our_logits(model, text)
         except ConfigError as error:
@@ -213,9 +197,3 @@ class Base:
         usual = OF_RECURRENT if any(isinstance(mixer, Recurrent) for mixer in model.mixers) else TOLERANCE
         limit = self.family.precision if raw.get("alibi") else usual
         return "equal" if error <= limit else f"DIFFERS by {error:.3g}"
-
-    def build(self, file: Path, cfg: DictConfig, *arguments: Any) -> Decoder:
-        """Our model of a config, built once: another load gives it other weights."""
-        if str(cfg) not in self.models:
-            self.models[str(cfg)] = build_ours(file, cfg, *arguments)
-        return self.models[str(cfg)]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from llama_lab.evaluation.text import generate_texts
@@ -15,6 +14,7 @@ from llama_lab.hf.loading import load
 from llama_lab.model import Sampling, generate
 from tests.composing import eval_settings
 from tests.conftest import Command
+from tests.hf.test_loading import edit_weights
 from tests.hf.theirs import reload
 
 Trained = Callable[..., Path]
@@ -32,6 +32,11 @@ def test_transformers_writes_what_the_run_writes(trained: Trained, converting: C
     )
     ours, theirs = load(run), reload(tmp_path / "out")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    ids = ours.tokenizer.encode(TEXT)
+    assert tokenizer(TEXT, split_special_tokens=True).input_ids == ids
+    assert tokenizer.decode(ids) == TEXT
+    generation = GenerationConfig.from_pretrained(tmp_path / "out")
+    assert generation.eos_token_id == generation.bos_token_id == tokenizer.eos_token_id == ours.tokenizer.eot_id
     prompt = tokenizer("def f", return_tensors="pt").input_ids
     n = ours.model.max_seq_len - prompt.shape[1]
     settings = GenerationConfig(max_new_tokens=n, do_sample=False, pad_token_id=0)
@@ -59,22 +64,6 @@ def test_transformers_writes_what_a_run_of_spans_writes_and_so_does_its_import(
         assert text.certain == f"def f\n{loaded.tokenizer.decode(text.tokens)}"
 
 
-@pytest.mark.parametrize("tokenizer", ["byte", "bpe"])
-def test_a_runs_tokenizer_is_the_same_in_transformers(
-    tokenizer: str, trained: Trained, converting: Command, tmp_path: Path
-) -> None:
-    sizes = ["tokenizer.vocab_size=300"] if tokenizer == "bpe" else []
-    run = trained(f"tokenizer={tokenizer}", *sizes)
-    converting("export", run, tmp_path / "out")
-    ours, theirs = load(run).tokenizer, AutoTokenizer.from_pretrained(tmp_path / "out")
-    ids = ours.encode(TEXT)
-    assert theirs(TEXT, split_special_tokens=True).input_ids == ids
-    assert theirs.decode(ids) == TEXT
-    assert theirs.eos_token_id == theirs.bos_token_id == ours.eot_id
-    generation = GenerationConfig.from_pretrained(tmp_path / "out")
-    assert generation.eos_token_id == generation.bos_token_id == ours.eot_id
-
-
 def test_a_tokenizer_of_theirs_goes_in_and_out_unchanged(llama: Path, converting: Command, tmp_path: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -95,24 +84,6 @@ def test_a_tokenizer_of_theirs_goes_in_and_out_unchanged(llama: Path, converting
     assert (again.eos_token, again.bos_token, again.model_max_length) == ("</s>", "<s>", 20)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "overrides"),
-    [
-        ("DeepseekV3ForCausalLM", ["attention=mla", "norm=rmsnorm_1e-6"]),
-        ("GraniteSWAForCausalLM", ["model.attention.sinks=true"]),
-        ("Qwen3_5ForCausalLM", ["norm=rmsnorm_offset", "attention=gqa_qk_norm", "model.attention.gate=element"]),
-    ],
-)
-@torch.no_grad()
-def test_a_variant_of_attention_is_exported_as_the_class_that_has_it(
-    architecture: str, overrides: list[str], trained: Trained, converting: Command, tmp_path: Path
-) -> None:
-    run = trained(*overrides)
-    assert f"{architecture} of " in converting("export", run, tmp_path / "out").out
-    tokens = torch.randint(257, (2, 16), generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(load(run).model(tokens), reload(tmp_path / "out")(tokens).logits, rtol=0, atol=1e-4)
-
-
 def test_an_export_is_compared_within_a_document(trained: Trained, converting: Command, tmp_path: Path) -> None:
     run = trained("attention=gqa_window", "data.document_mask=true")
     assert "with the same logits" in converting("export", run, tmp_path / "out").out
@@ -122,7 +93,6 @@ def test_an_export_is_compared_within_a_document(trained: Trained, converting: C
     ("overrides", "obstacle"),
     [
         (["norm=layernorm", "position=relative"], "position=Relative (Rope)"),
-        (["model.attention.value_residual=learned"], "differs in attention.value_residual=learned (null)"),
         (["attention=mla"], "nearest, DeepseekV3ForCausalLM, differs in attention.latent_eps=1e-05 (1e-06)"),
     ],
 )
@@ -154,37 +124,27 @@ def test_an_export_has_its_shards_and_its_dtype(trained: Trained, converting: Co
     assert model.dtype == torch.bfloat16
     ours = dict(load(run).model.named_parameters())
     assert torch.equal(model.transformer.wte.weight, ours["embedding.tokens.weight"].bfloat16())
-    again = load(tmp_path / "out").model
-    assert torch.equal(again.embedding.tokens.weight, ours["embedding.tokens.weight"].bfloat16())
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_neither_exported_nor_read_from_an_import(
-    value: float, trained: Trained, copied: Callable[[Path], Path], llama: Path, converting: Command, tmp_path: Path
+def test_weights_that_are_not_finite_are_not_exported(
+    trained: Trained, copied: Callable[[Path], Path], converting: Command, tmp_path: Path
 ) -> None:
-    run, names = copied(trained()), ("embedding.tokens.weight", "model.embed_tokens.weight")
+    run, name = copied(trained()), "embedding.tokens.weight"
     checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=False)
-    next(weight for key, weight in checkpoint["state_dict"].items() if key.endswith(names[0])).view(-1)[:1] = value
+    next(weight for key, weight in checkpoint["state_dict"].items() if key.endswith(name)).view(-1)[:1] = torch.nan
     torch.save(checkpoint, run / "checkpoints" / "last.ckpt")
-    converting("import", llama, tmp_path / "ours")
-    weights = load_file(tmp_path / "ours" / "model.safetensors")
-    weights[names[1]].view(-1)[:1] = value
-    save_file(weights, tmp_path / "ours" / "model.safetensors")
-    for source, name in zip((run, tmp_path / "ours"), names, strict=True):
-        ran = converting("export", source, tmp_path / "out")
-        assert (ran.code, ran.err.count("\n")) == (2, 1)
-        assert ran.err.startswith(f"error: {source}: its weight {name} is not finite; ")
-        assert not (tmp_path / "out").exists()
+    ran = converting("export", run, tmp_path / "out")
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert ran.err.startswith(f"error: {run}: its weight {name} is not finite; ")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_weight_that_its_dtype_cannot_hold_is_not_written(llama: Path, converting: Command, tmp_path: Path) -> None:
-    converting("import", llama, tmp_path / "ours")
-    weights = load_file(tmp_path / "ours" / "model.safetensors")
-    weights["model.embed_tokens.weight"].view(-1)[:1] = 1e5
-    save_file(weights, tmp_path / "ours" / "model.safetensors")
+    edit_weights(llama, lambda weights: weights["model.embed_tokens.weight"].view(-1)[:1].fill_(1e5))
+    assert converting("import", llama, tmp_path / "ours").code == 0
     ran = converting("export", tmp_path / "ours", tmp_path / "out", "--dtype", "float16")
-    told = "error: --dtype float16: cannot hold model.embed_tokens.weight; choose a wider one\n"
-    assert (ran.code, ran.err) == (2, told)
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert ran.err.startswith("error: --dtype float16: cannot hold model.embed_tokens.weight; ")
     assert not (tmp_path / "out").exists()
 
 
@@ -194,7 +154,7 @@ def test_nothing_is_overwritten(llama: Path, converting: Command, tmp_path: Path
     before = {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
     ran = converting("import", llama, tmp_path / "out")
     assert (ran.code, ran.err.count("\n")) == (2, 1)
-    assert f"{tmp_path / 'out'}: exists already; choose another folder, or delete it" in ran.err
+    assert ran.err.startswith(f"error: {tmp_path / 'out'}: exists already; ")
     assert before == {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
 
 
@@ -213,11 +173,6 @@ def test_an_import_into_the_current_folder_or_through_a_link_touches_nothing_els
         assert len(load(dest).model.blocks) == len(load(llama).model.blocks)
         assert not list(Path(dest).glob(".*"))
     assert (beside / "mine").read_text() == "precious"
-    ran = converting("import", llama, beside / "mine" / "out")
-    assert (ran.code, ran.err) == (
-        2,
-        f"error: {beside / 'mine' / 'out'}: {beside / 'mine'} is a file; choose a folder\n",
-    )
 
 
 def test_an_import_that_fails_leaves_nothing_behind(llama: Path, converting: Command, tmp_path: Path) -> None:
@@ -242,7 +197,7 @@ def test_a_repository_without_a_network_is_refused_with_the_way_round(
     assert ran.code == 2
     *_, message = ran.err.splitlines()
     assert message.startswith("error: nobody/nothing: the Hugging Face Hub cannot be reached (")
-    assert message.endswith("hf download nobody/nothing --local-dir FOLDER, and name that folder")
+    assert "; " in message
 
 
 def test_a_repository_is_downloaded_to_where_the_hubs_library_keeps_it(

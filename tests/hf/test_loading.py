@@ -14,7 +14,6 @@ from torch import Tensor
 
 import llama_lab
 from llama_lab.config.trust import Trust
-from llama_lab.data.tokenizer import BPETokenizer
 from llama_lab.hf.convert import export_model
 from llama_lab.hf.loading import load
 from llama_lab.hf.tensors import INDEX, WEIGHTS, parse_size
@@ -53,9 +52,9 @@ def shard_elsewhere(folder: Path) -> None:
     edit_json(folder / INDEX, weight_map=dict.fromkeys(placed, "../secret.safetensors"))
 
 
-def large_tokenizer(folder: Path) -> None:
-    """300 ids for 61 rows."""
-    BPETokenizer(300).train(iter(["some words, and some more words"] * 5)).save(folder / "tokenizer.json")
+def write(name: str, content: bytes) -> Callable[[Path], Any]:
+    """A file with other content."""
+    return lambda folder: (folder / name).write_bytes(content)
 
 
 def config(**changes: Any) -> Callable[[Path], Any]:
@@ -68,91 +67,57 @@ def weights(change: Callable[[dict[str, Tensor]], Any]) -> Callable[[Path], Any]
     return lambda folder: edit_weights(folder, change)
 
 
+def weight(**changed: Tensor) -> Callable[[Path], Any]:
+    """Weights in the place of others, or beside them."""
+    return weights(lambda own: own.update(changed))
+
+
 DOWN = "model.layers.1.mlp.down_proj.weight"
-# What is done to a folder, and what the error says.
+IDS = b'{"model": {"vocab": {"a": 2147483653}}}'
+# What is done to a folder, and what is named: the file, the weight or the key at fault.
 HARMS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "a weight is missing": (weights(lambda w: w.pop(DOWN)), f"its weights lack {DOWN}; "),
-    "three are missing": (
-        weights(lambda w: [w.pop(DOWN.replace("1", str(i))) for i in range(3)]),
-        f"its weights lack {DOWN.replace('1', '0')} and 2 more; ",
-    ),
-    "one too many": (
-        weights(lambda w: w.update({f"{DOWN}2": torch.ones(1)})),
-        f"its weights have, beyond its config, {DOWN}2; ",
-    ),
-    "not a number": (weights(lambda w: w[DOWN].view(-1)[:1].fill_(float("nan"))), f"its weight {DOWN} is not finite; "),
-    "infinite": (weights(lambda w: w[DOWN].view(-1)[:1].fill_(float("inf"))), f"its weight {DOWN} is not finite; "),
-    "ids of a tokenizer": (
-        lambda f: (f / "tokenizer.json").write_text('{"model": {"vocab": {"a": 2147483653}}}'),
-        "tokenizer.json: id: 2147483653 is more than 4194304; ",
-    ),
+    "a weight is missing": (weights(lambda own: own.pop(DOWN)), f"its weights lack {DOWN}"),
+    "one too many": (weight(more=torch.ones(1)), "its weights have, beyond its config, more"),
+    "infinite": (weight(**{DOWN: torch.full((48, 80), torch.inf)}), f"its weight {DOWN} is not finite"),
     "misshapen": (
-        weights(lambda w: w.update({DOWN: torch.ones(48, 79)})),
-        f"its weight {DOWN} is (48, 79), and its config makes it (48, 80); ",
+        weight(**{DOWN: torch.ones(48, 79)}),
+        f"its weight {DOWN} is (48, 79), and its config makes it (48, 80)",
     ),
-    "quantised": (
-        weights(lambda w: w.update({DOWN: w[DOWN].to(torch.int8)})),
-        f"its weight {DOWN} is quantised, torch.int8; ",
-    ),
-    "tied, but not equal": (
-        config(tie_word_embeddings=True),
-        "ties the head, but lm_head.weight is no copy of model.embed_tokens.weight; ",
-    ),
-    "a shard is absent": (lambda f: (f / SHARD).unlink(), f"{SHARD} is missing, which {INDEX} names; "),
-    "a shard is cut": (
-        lambda f: (f / SHARD).write_bytes((f / SHARD).read_bytes()[:-100]),
-        f"{SHARD}: is damaged or no safetensors file, ",
-    ),
-    "a shard is text": (lambda f: (f / SHARD).write_text("hello"), f"{SHARD}: is damaged or no safetensors file, "),
-    "a shard is empty": (lambda f: (f / SHARD).write_bytes(b""), f"{SHARD}: is damaged or no safetensors file, "),
+    "quantised": (weight(**{DOWN: torch.ones(48, 80).to(torch.int8)}), f"its weight {DOWN} is quantised"),
+    "tied, but not equal": (config(tie_word_embeddings=True), "lm_head.weight is no copy of model.embed_tokens.weight"),
+    "a shard is absent": (lambda folder: (folder / SHARD).unlink(), f"{SHARD} is missing"),
     "a shard of another model": (
-        lambda f: save_file({"other": torch.ones(1)}, f / SHARD),
-        f"{SHARD} lacks model.embed_tokens.weight, which {INDEX} places there; ",
+        lambda folder: save_file({"other": torch.ones(1)}, folder / SHARD),
+        f"{SHARD} lacks model.embed_tokens.weight",
     ),
-    "an index elsewhere": (shard_elsewhere, "names ../secret.safetensors, outside of its folder; "),
-    "an index of nothing": (lambda f: (f / INDEX).write_text("{}"), f"{INDEX}: has no weight_map; "),
-    "a pickle": (only_a_pickle, "its weights are in pytorch_model.bin, a pickle, which can run any code; "),
-    "no weights": (lambda f: [file.unlink() for file in f.glob("model*")], f"holds no {WEIGHTS}; "),
-    "an unknown family": (
-        config(model_type="lama"),
-        "model_type=lama is none that our switches express (did you mean llama?); ",
-    ),
-    "a family that lacks a switch": (
-        config(model_type="qwen2_moe"),
-        "model_type=qwen2_moe is none that our switches express: its shared expert has a width of its own; ",
-    ),
-    "no family": (config(model_type=None), "model_type=None is none "),
-    "a setting without a switch": (config(hidden_act="mish"), "its config.json: hidden_act=mish: no switch; "),
-    "an unknown setting": (config(n_experts=8), "its config.json: n_experts=8: is no setting of llama that we know; "),
-    "a size that is text": (config(hidden_size="big"), "hidden_size='big': is no "),
-    "a RoPE that is a list": (config(rope_parameters=[1]), "config.json: is damaged, "),
-    "a size that is broken": (config(head_dim=8.5), "head_dim=8.5: must be a positive "),
-    "no heads": (config(num_attention_heads=0), "n_heads=0: must be a positive whole"),
-    "layers": (config(num_hidden_layers=10**9), "n_layers=1000000000: at most 2048"),
-    "ids": (config(vocab_size=10**12), "vocab_size=1000000000000: must be a positive"),
+    "an index elsewhere": (shard_elsewhere, "names ../secret.safetensors, outside of its folder"),
+    "a pickle": (only_a_pickle, "pytorch_model.bin, a pickle"),
+    "an unknown family": (config(model_type="lama"), "did you mean llama?"),
+    "a family that lacks a switch": (config(model_type="qwen2_moe"), "its shared expert has a width of its own"),
+    "a RoPE that is a list": (config(rope_parameters=[1]), "config.json: is damaged"),
+    "a size that is broken": (config(head_dim=8.5), "head_dim=8.5"),
+    "ids": (config(vocab_size=10**12), "vocab_size=1000000000000"),
     "width": (config(hidden_size=10**9), "restore the two files that belong together"),
     "NaN": (config(rms_norm_eps=float("nan")), "NaN is no JSON number"),
-    "no end": (lambda f: (f / "config.json").write_text("[" * 10**5), "config.json: cannot be read, RecursionError"),
-    "a config that is a list": (lambda f: (f / "config.json").write_text("[]"), "config.json: holds no JSON object; "),
-    "a config that is cut": (lambda f: (f / "config.json").write_text('{"a": '), "config.json: cannot be read, "),
-    "a large tokenizer": (large_tokenizer, "its tokenizer.json has 2"),
-    "a damaged tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "tokenizer.json: cannot be read, "),
-    "no config": (lambda f: (f / "config.json").unlink(), "holds neither resolved.yaml of a run nor config.json"),
-    "no folder": (shutil.rmtree, "is no folder; name a run, or a folder with config.json and safetensors"),
+    "no end": (write("config.json", b"[" * 10**5), "config.json: cannot be read"),
+    "a damaged tokenizer": (write("tokenizer.json", b"{}"), "tokenizer.json: cannot be read"),
+    "a tokenizer of many ids": (write("tokenizer.json", IDS), "tokenizer.json: id: 2147483653"),
+    "no config": (
+        lambda folder: (folder / "config.json").unlink(),
+        "holds neither resolved.yaml of a run nor config.json",
+    ),
+    "no folder": (shutil.rmtree, "is no folder"),
 }
 
 
 @pytest.mark.parametrize("harm", HARMS)
 def test_a_harmed_folder_is_refused_in_one_line(harm: str, llama: Path) -> None:
-    load(llama)
     change, expected = HARMS[harm]
     change(llama)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ConfigError, match=r"^[^\n]*$") as caught:
         load(llama)
-    message = str(caught.value)
-    assert expected in message
-    assert str(llama) in message
-    assert "\n" not in message
+    assert expected in str(caught.value)
+    assert str(llama) in str(caught.value)
 
 
 def test_a_head_that_only_repeats_the_tied_table_is_left_out(llama: Path) -> None:
@@ -251,9 +216,6 @@ def test_a_component_of_ones_own_is_loaded_where_it_is_trusted(ours: Path) -> No
 def test_a_size_is_a_number_and_a_unit_of_a_thousand() -> None:
     sizes = {"1.5GB": 1_500_000_000, "200kb": 200_000, "5": 5, "2 MB": 2_000_000}
     assert {text: parse_size("--max-shard-size", text) for text in sizes} == sizes
-
-
-@pytest.mark.parametrize("text", ["0GB", "GB", "-1MB", "1PB", "5 parsecs", ""])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no size; write it as 500MB or 5GB"):
-        parse_size("--max-shard-size", text)
+    for text in ("0GB", "GB", "-1MB", "5 parsecs", ""):
+        with pytest.raises(ConfigError, match=f"^--max-shard-size={text}: is no size"):
+            parse_size("--max-shard-size", text)

@@ -1,8 +1,10 @@
 """Tiny random models of transformers, one or more for every family, with noise on all of their parameters."""
 
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from torch import Tensor, nn
@@ -116,162 +118,139 @@ T5 = {
 }
 T5_V1_1 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False, "num_decoder_layers": 2}
 
-# A case is a family's model_type, and settings beside its sizes.
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("llama", LLAMA),
-    "llama, tied, biases, heads of another width": (
-        "llama",
-        WIDE_HEADS | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
-    ),
-    "llama, linear scaling": ("llama", LLAMA | rope("linear", factor=4.0)),
-    "llama, dynamic scaling": ("llama", LLAMA | rope("dynamic", factor=4.0)),
-    "llama, yarn": ("llama", LLAMA | LONGER | rope("yarn", **YARN, original_max_position_embeddings=10, beta_fast=2.0)),
-    "llama, yarn, mscale": ("llama", LLAMA | LONGER | rope("yarn", **YARN, **MULTIPLIED)),
-    "llama, yarn, attention factor": ("llama", LLAMA | rope("yarn", factor=4.0, attention_factor=1.7)),
-    "llama, llama3 scaling": (
-        "llama",
-        LLAMA
-        | LONGER
-        | rope("llama3", factor=4.0, original_max_position_embeddings=10, low_freq_factor=0.05, high_freq_factor=2.0),
-    ),
-    "mistral": ("mistral", LLAMA | SLIDES),
-    "ministral": ("ministral", WIDE_HEADS | SLIDES | {"layer_types": [SLIDING, FULL, SLIDING]}),
-    "gpt1": ("openai-gpt", GPT),
-    "bert": ("bert", FALCON | {"intermediate_size": 80}),
-    "gpt2": ("gpt2", GPT),
-    "gpt2, unscaled scores": ("gpt2", GPT | {"scale_attn_weights": False}),
-    "gpt2, scores divided by the number of the layer": ("gpt2", GPT | {"scale_attn_by_inverse_layer_idx": True}),
-    "gpt2, untied": ("gpt2", GPT | {"tie_word_embeddings": False, "n_inner": 80}),
-    "opt": ("opt", OPT),
-    "opt, post-norm, without biases": ("opt", OPT | {"do_layer_norm_before": False, "enable_bias": False}),
-    "ctrl": ("ctrl", GPT | {"dff": 80}),
-    "gpt_neox": ("gpt_neox", ALL_HEADS | QUARTER),
-    "gpt_neox, not parallel": ("gpt_neox", ALL_HEADS | {"use_parallel_residual": False, "attention_bias": False}),
-    "bloom": ("bloom", BLOOM),
-    "falcon": ("falcon", FALCON),
-    "falcon, all heads": ("falcon", FALCON | {"multi_query": False, "bias": True, "parallel_attn": False}),
-    "falcon, alibi": ("falcon", FALCON | {"alibi": True, "parallel_attn": False}),
-    "falcon 40B": ("falcon", FALCON_40B),
-    "falcon 11B": ("falcon", FALCON_40B | {"num_ln_in_parallel_attn": 1}),
-    "olmo2": ("olmo2", LLAMA),
-    "gemma": ("gemma", WIDE_HEADS),
-    "gemma2": ("gemma2", GEMMA | SLIDES | CAPPED),
-    "gemma2, scores scaled as in the 27B": ("gemma2", WIDE_HEADS | {"query_pre_attn_scalar": 5}),
-    "gemma3": ("gemma3_text", GEMMA | SLIDES | SEVEN),
-    "gemma3, in a window": (
-        "gemma3_text",
-        WIDE_HEADS | {"sliding_window": CONTEXT, "layer_types": [SLIDING, SLIDING, FULL]},
-    ),
-    "gemma3, scaled": ("gemma3_text", GEMMA | SLIDES | MIXED | {"rope_parameters": BY_LAYER}),
-    "olmo3": ("olmo3", LLAMA | FIVE_WINDOWS),
-    "exaone4": ("exaone4", WIDE_HEADS | FIVE_WINDOWS),
-    "exaone4, no windows": ("exaone4", LLAMA | {"sliding_window": None} | ALL_FULL),
-    "smollm3": ("smollm3", LLAMA | FIVE),
-    "smollm3, windows": ("smollm3", LLAMA | SLIDES | {"layer_types": [SLIDING, FULL, SLIDING]}),
-    "smollm3, listed": ("smollm3", LLAMA | {"no_rope_layers": [0, 1, 0]}),
-    "qwen2, some windows": ("qwen2", QWEN2 | {"max_window_layers": 2}),
-    "qwen2": ("qwen2", LLAMA),
-    "qwen2, windows": ("qwen2", QWEN2 | {"max_window_layers": 0}),
-    "qwen3": ("qwen3", WIDE_HEADS),
-    "stablelm": ("stablelm", LLAMA | QUARTER),
-    "stablelm, parallel": ("stablelm", LLAMA | HALF | {"use_parallel_residual": True, "use_qkv_bias": True}),
-    "stablelm, QK norm": ("stablelm", LLAMA | {"qk_layernorm": True}),
-    "starcoder2": ("starcoder2", LLAMA | SLIDES),
-    "gpt_bigcode": ("gpt_bigcode", GPT),
-    "gpt_bigcode, all heads": ("gpt_bigcode", GPT | {"multi_query": False}),
-    "phi": ("phi", LLAMA | HALF),
-    "phi, QK norm": ("phi", LLAMA | {"qk_layernorm": True}),
-    "phi3, longrope, whose context is longer": (
-        "phi3",
-        LONGROPE | {"max_position_embeddings": 4 * CONTEXT, "original_max_position_embeddings": CONTEXT},
-    ),
-    "phi3, longrope, short": ("phi3", LONGROPE | {"original_max_position_embeddings": CONTEXT}),
-    "phi3": ("phi3", LLAMA | {"eos_token_id": None}),
-    "gptj": ("gptj", GPT | {"rotary_dim": 4}),
-    "mpt": ("mpt", MPT),
-    "mpt, clipped": ("mpt", MPT_CLIPPED),
-    "glm": ("glm", WIDE_HEADS | HALF | {"eos_token_id": None}),
-    "granite": ("granite", GRANITE | {"logits_scaling": 0.25}),
-    "olmo": ("olmo", LLAMA),
-    "olmo, clipped": ("olmo", LLAMA | {"clip_qkv": 0.4}),
-    "cohere": ("cohere", COHERE),
-    "cohere, QK norm": ("cohere", LLAMA | {"use_qk_norm": True, "logit_scale": 1.5}),
-    "cohere2": ("cohere2", COHERE | FIVE_WINDOWS),
-    "cohere2, listed": ("cohere2", COHERE | MIXED | {"sliding_window": 40, "attention_bias": True}),
-    "gpt_neo": ("gpt_neo", GPT_NEO | GPT_NEO_LAYERS),
-    "cwm": ("cwm", WIDE_HEADS | FIVE_WINDOWS | {"mlp_bias": True, "bos_token_id": 0}),
-    "nanochat": ("nanochat", LLAMA | {"final_logit_softcapping": 3.0}),
-    "deepseek_v3": ("deepseek_v3", DEEPSEEK),
-    "deepseek_v3, queries of no latent, halves, yarn": (
-        "deepseek_v3",
-        DEEPSEEK | OF_HALVES | rope("yarn", **YARN, **MULTIPLIED),
-    ),
-    "deepseek_v2, yarn": ("deepseek_v2", DEEPSEEK | rope("yarn", **YARN, mscale=0.707, mscale_all_dim=0.707)),
-    "youtu, yarn without its own mscale": ("youtu", LATENT | rope("yarn", factor=4.0, mscale_all_dim=1.0)),
-    "granite_swa": ("granite_swa", GRANITE | FIVE_WINDOWS | THETAS),
-    "qwen3_5": ("qwen3_5_text", WIDE_HEADS | ALL_FULL | {"head_dim": 16}),
-    "qwen3_5, hybrid": ("qwen3_5_text", WIDE_HEADS | DELTA | FIVE | {"head_dim": 16}),
-    "qwen3_next": (
-        "qwen3_next",
-        WIDE_HEADS | ALL_FULL | HALF | {"mlp_only_layers": [0, 1, 2], "tie_word_embeddings": True},
-    ),
-    "qwen3_next, experts": (
-        "qwen3_next",
-        WIDE_HEADS | DELTA | HALF | SPARSE | SMALL | FIVE | SHARED | {"mlp_only_layers": [1]},
-    ),
-    "mamba2": ("mamba2", MAMBA2),
-    "bamba": ("bamba", LLAMA | BAMBA | {"attn_layer_indices": [1]}),
-    "bamba, biases, groups": (
-        "bamba",
-        LLAMA | BAMBA | {"attn_layer_indices": [0], "mamba_n_groups": 2, "attention_bias": True, "mlp_bias": True},
-    ),
-    "mamba2, tied, one group": (
-        "mamba2",
-        MAMBA2 | {"num_heads": 9, "n_groups": 1, "expand": 3, "conv_kernel": 3, "tie_word_embeddings": True},
-    ),
-    "olmo_hybrid": ("olmo_hybrid", LLAMA | FIVE | {"linear_allow_neg_eigval": False, "linear_value_head_dim": 6}),
-    "olmo_hybrid, no positions": (
-        "olmo_hybrid",
-        WIDE_HEADS | DELTA | FIVE | {"attention_bias": True, "linear_value_head_dim": 4} | rope("default", theta=None),
-    ),
-    "kimi_linear": ("kimi_linear", KIMI | {"q_lora_rank": 28, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
-    "kimi_linear, listed": (
-        "kimi_linear",
-        KIMI
-        | {"first_k_dense_replace": 2, "layer_types": None, "linear_attn_config": LISTED, "moe_renormalize": False},
-    ),
-    "lfm2": ("lfm2", LLAMA | CONVS),
-    "lfm2, rounded, biases, untied": (
-        "lfm2",
-        LLAMA | ROUNDED | {"block_ff_dim": 90, "conv_bias": True, "conv_L_cache": 4, "tie_embedding": False},
-    ),
-    "afmoe": ("afmoe", WIDE_HEADS | AFMOE),
-    "ministral3": ("ministral3", WIDE_HEADS | MINISTRAL3 | SLIDES),
-    "ministral3, plain": ("ministral3", LLAMA | rope("default", **BETA, original_max_position_embeddings=4)),
-    "mistral4, yarn": (
-        "mistral4",
-        DEEPSEEK | rope("yarn", **YARN, **BETA, **MULTIPLIED, original_max_position_embeddings=6),
-    ),
-    "minicpm3": ("minicpm3", LATENT | SCALED_MINICPM3),
-    "minicpm3, plain": ("minicpm3", LATENT | PLAIN_MINICPM3),
-    "apertus": ("apertus", WIDE_HEADS | {"attention_bias": True}),
-    "apertus, gelu": ("apertus", LLAMA | {"hidden_act": "gelu"} | rope("default")),
-    "nemotron, a fraction that is rounded": (
-        "nemotron",
-        WIDE_HEADS | {"head_dim": 16} | rope("default", partial_rotary_factor=0.4),
-    ),
-    "nemotron": ("nemotron", WIDE_HEADS | HALF),
-    "mixtral": ("mixtral", LLAMA | SLIDES | {"num_local_experts": 4}),
-    "olmoe": ("olmoe", LLAMA | SPARSE),
-    "olmoe, normalised": ("olmoe", ALL_HEADS | SPARSE | {"norm_topk_prob": True, "hidden_act": "gelu"}),
-    "qwen3_moe": ("qwen3_moe", WIDE_HEADS | SPARSE | SMALL),
-    "qwen3_moe, some experts": ("qwen3_moe", WIDE_HEADS | SPARSE | SMALL | FIVE | SOME_EXPERTS),
-    "deepseek_v3, experts": ("deepseek_v3", LATENT | FEW_DENSE | SMALL),
-    "gpt_oss": ("gpt_oss", WIDE_HEADS | SPARSE | SLIDES | GPT_OSS),
-    "gpt_oss, plain": ("gpt_oss", LLAMA | SPARSE | GPT_OSS_PLAIN),
-    "t5": ("t5", T5),
-    "t5, 1.1": ("t5", T5 | T5_V1_1),
+# A case is a family's model_type, with which its name begins, and settings.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "llama, tied, biases, heads of another width": WIDE_HEADS
+    | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True},
+    "llama, linear scaling": LLAMA | rope("linear", factor=4.0),
+    "llama, dynamic scaling": LLAMA | rope("dynamic", factor=4.0),
+    "llama, yarn": LLAMA | LONGER | rope("yarn", **YARN, original_max_position_embeddings=10, beta_fast=2.0),
+    "llama, yarn, mscale": LLAMA | LONGER | rope("yarn", **YARN, **MULTIPLIED),
+    "llama, yarn, attention factor": LLAMA | rope("yarn", factor=4.0, attention_factor=1.7),
+    "llama, llama3 scaling": LLAMA
+    | LONGER
+    | rope("llama3", factor=4.0, original_max_position_embeddings=10, low_freq_factor=0.05, high_freq_factor=2.0),
+    "mistral": LLAMA | SLIDES,
+    "ministral": WIDE_HEADS | SLIDES | {"layer_types": [SLIDING, FULL, SLIDING]},
+    "gpt1": GPT,
+    "bert": FALCON | {"intermediate_size": 80},
+    "gpt2": GPT,
+    "gpt2, unscaled scores": GPT | {"scale_attn_weights": False},
+    "gpt2, scores divided by the number of the layer": GPT | {"scale_attn_by_inverse_layer_idx": True},
+    "gpt2, untied": GPT | {"tie_word_embeddings": False, "n_inner": 80},
+    "opt": OPT,
+    "opt, post-norm, without biases": OPT | {"do_layer_norm_before": False, "enable_bias": False},
+    "ctrl": GPT | {"dff": 80},
+    "gpt_neox": ALL_HEADS | QUARTER,
+    "gpt_neox, not parallel": ALL_HEADS | {"use_parallel_residual": False, "attention_bias": False},
+    "bloom": BLOOM,
+    "falcon": FALCON,
+    "falcon, all heads": FALCON | {"multi_query": False, "bias": True, "parallel_attn": False},
+    "falcon, alibi": FALCON | {"alibi": True, "parallel_attn": False},
+    "falcon 40B": FALCON_40B,
+    "falcon 11B": FALCON_40B | {"num_ln_in_parallel_attn": 1},
+    "olmo2": LLAMA,
+    "gemma": WIDE_HEADS,
+    "gemma2": GEMMA | SLIDES | CAPPED,
+    "gemma3": GEMMA | SLIDES | SEVEN,
+    "gemma3, in a window": WIDE_HEADS | {"sliding_window": CONTEXT, "layer_types": [SLIDING, SLIDING, FULL]},
+    "gemma3, scaled": GEMMA | SLIDES | MIXED | {"rope_parameters": BY_LAYER},
+    "olmo3": LLAMA | FIVE_WINDOWS,
+    "exaone4": WIDE_HEADS | FIVE_WINDOWS,
+    "smollm3": LLAMA | FIVE,
+    "smollm3, listed": LLAMA | {"no_rope_layers": [0, 1, 0]},
+    "qwen2, some windows": QWEN2 | {"max_window_layers": 2},
+    "qwen2": LLAMA,
+    "qwen3": WIDE_HEADS,
+    "stablelm": LLAMA | QUARTER,
+    "stablelm, parallel": LLAMA | HALF | {"use_parallel_residual": True, "use_qkv_bias": True},
+    "stablelm, QK norm": LLAMA | {"qk_layernorm": True},
+    "starcoder2": LLAMA | SLIDES,
+    "gpt_bigcode": GPT,
+    "gpt_bigcode, all heads": GPT | {"multi_query": False},
+    "phi": LLAMA | HALF,
+    "phi, QK norm": LLAMA | {"qk_layernorm": True},
+    "phi3, longrope, whose context is longer": LONGROPE
+    | {"max_position_embeddings": 4 * CONTEXT, "original_max_position_embeddings": CONTEXT},
+    "phi3, longrope, short": LONGROPE | {"original_max_position_embeddings": CONTEXT},
+    "phi3": LLAMA | {"eos_token_id": None},
+    "gptj": GPT | {"rotary_dim": 4},
+    "mpt": MPT,
+    "mpt, clipped": MPT_CLIPPED,
+    "glm": WIDE_HEADS | HALF | {"eos_token_id": None},
+    "granite": GRANITE | {"logits_scaling": 0.25},
+    "olmo": LLAMA,
+    "olmo, clipped": LLAMA | {"clip_qkv": 0.4},
+    "cohere": COHERE,
+    "cohere, QK norm": LLAMA | {"use_qk_norm": True, "logit_scale": 1.5},
+    "cohere2": COHERE | FIVE_WINDOWS,
+    "cohere2, listed": COHERE | MIXED | {"sliding_window": 40, "attention_bias": True},
+    "gpt_neo": GPT_NEO | GPT_NEO_LAYERS,
+    "cwm": WIDE_HEADS | FIVE_WINDOWS | {"mlp_bias": True, "bos_token_id": 0},
+    "nanochat": LLAMA | {"final_logit_softcapping": 3.0},
+    "deepseek_v3": DEEPSEEK,
+    "deepseek_v3, queries of no latent, halves, yarn": DEEPSEEK | OF_HALVES | rope("yarn", **YARN, **MULTIPLIED),
+    "deepseek_v2, yarn": DEEPSEEK | rope("yarn", **YARN, mscale=0.707, mscale_all_dim=0.707),
+    "youtu, yarn without its own mscale": LATENT | rope("yarn", factor=4.0, mscale_all_dim=1.0),
+    "granite_swa": GRANITE | FIVE_WINDOWS | THETAS,
+    "qwen3_5": WIDE_HEADS | ALL_FULL | {"head_dim": 16},
+    "qwen3_5, hybrid": WIDE_HEADS | DELTA | FIVE | {"head_dim": 16},
+    "qwen3_next": WIDE_HEADS | ALL_FULL | HALF | {"mlp_only_layers": [0, 1, 2], "tie_word_embeddings": True},
+    "qwen3_next, experts": WIDE_HEADS | DELTA | HALF | SPARSE | SMALL | FIVE | SHARED | {"mlp_only_layers": [1]},
+    "mamba2": MAMBA2,
+    "bamba": LLAMA | BAMBA | {"attn_layer_indices": [1]},
+    "bamba, biases, groups": LLAMA
+    | BAMBA
+    | {"attn_layer_indices": [0], "mamba_n_groups": 2, "attention_bias": True, "mlp_bias": True},
+    "mamba2, tied, one group": MAMBA2
+    | {"num_heads": 9, "n_groups": 1, "expand": 3, "conv_kernel": 3, "tie_word_embeddings": True},
+    "olmo_hybrid": LLAMA | FIVE | {"linear_allow_neg_eigval": False, "linear_value_head_dim": 6},
+    "olmo_hybrid, no positions": WIDE_HEADS
+    | DELTA
+    | FIVE
+    | {"attention_bias": True, "linear_value_head_dim": 4}
+    | rope("default", theta=None),
+    "kimi_linear": KIMI | {"q_lora_rank": 28, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    "kimi_linear, listed": KIMI
+    | {"first_k_dense_replace": 2, "layer_types": None, "linear_attn_config": LISTED, "moe_renormalize": False},
+    "lfm2": LLAMA | CONVS,
+    "lfm2, rounded, biases, untied": LLAMA
+    | ROUNDED
+    | {"block_ff_dim": 90, "conv_bias": True, "conv_L_cache": 4, "tie_embedding": False},
+    "afmoe": WIDE_HEADS | AFMOE,
+    "ministral3": WIDE_HEADS | MINISTRAL3 | SLIDES,
+    "ministral3, plain": LLAMA | rope("default", **BETA, original_max_position_embeddings=4),
+    "mistral4, yarn": DEEPSEEK | rope("yarn", **YARN, **BETA, **MULTIPLIED, original_max_position_embeddings=6),
+    "minicpm3": LATENT | SCALED_MINICPM3,
+    "minicpm3, plain": LATENT | PLAIN_MINICPM3,
+    "apertus": WIDE_HEADS | {"attention_bias": True},
+    "apertus, gelu": LLAMA | {"hidden_act": "gelu"} | rope("default"),
+    "nemotron, a fraction that is rounded": WIDE_HEADS | {"head_dim": 16} | rope("default", partial_rotary_factor=0.4),
+    "nemotron": WIDE_HEADS | HALF,
+    "mixtral": LLAMA | SLIDES | {"num_local_experts": 4},
+    "olmoe": LLAMA | SPARSE,
+    "olmoe, normalised": ALL_HEADS | SPARSE | {"norm_topk_prob": True, "hidden_act": "gelu"},
+    "qwen3_moe": WIDE_HEADS | SPARSE | SMALL,
+    "qwen3_moe, some experts": WIDE_HEADS | SPARSE | SMALL | FIVE | SOME_EXPERTS,
+    "deepseek_v3, experts": LATENT | FEW_DENSE | SMALL,
+    "gpt_oss": WIDE_HEADS | SPARSE | SLIDES | GPT_OSS,
+    "gpt_oss, plain": LLAMA | SPARSE | GPT_OSS_PLAIN,
+    "t5": T5,
+    "t5, 1.1": T5 | T5_V1_1,
 }
+TYPES = {"gpt1": "openai-gpt", "falcon 40B": "falcon", "falcon 11B": "falcon"}
+TYPES |= {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text"}
+CASES = {name: (TYPES.get(name.partition(",")[0], name.partition(",")[0]), own) for name, own in SETTINGS.items()}
+
+# One of each kind of family, for the quick line: all that tests of every case need, `matrix` has.
+KINDS = ("llama, yarn", "gpt2", "falcon 40B", "gemma3, scaled", "deepseek_v2, yarn", "gpt_oss")
+KINDS += ("qwen3_next, experts", "mamba2", "bert", "t5, 1.1")
+
+
+def products(names: Iterable[str], quick: Container[str] = KINDS) -> list[Any]:
+    """Names for a test; those that are not `quick` are marked `matrix`."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.matrix) for name in names]
 
 
 def their_model(case: str, **changes: Any) -> PreTrainedModel:

@@ -16,15 +16,18 @@ from llama_lab.cli import compare_command
 from llama_lab.model import measure_cost
 from llama_lab.report.write import PAGE
 from tests.composing import decoder
-from tests.conftest import Ran, RunTrain
+from tests.conftest import Ran
 from tests.notebook import LARGEST, NOTEBOOK, executed
+from tests.refusals import refusing
+from tests.study.planning import conducted
 from tests.training.tiny import identical
 
 
 @pytest.fixture(scope="module")
-def swept(run_train: RunTrain, tiny: list[str]) -> Path:
+def swept(tiny: list[str], environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two norms, two seeds."""
-    ran = run_train("--multirun", *tiny, "train.tokens=5120", "norm=layernorm,rmsnorm", "seed=1,2")
+    sweep = ("--multirun", *tiny, "train.tokens=2560", "norm=layernorm,rmsnorm", "seed=1,2")
+    ran = conducted(tmp_path_factory.mktemp("swept"), environment, *sweep)
     assert ran.code == 0, ran.err
     return ran.cwd / "runs"
 
@@ -54,25 +57,24 @@ def test_a_config_and_its_model_are_those_of_the_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "fault"),
     [
-        (["norm=rmsnrm"], r"norm=rmsnrm: no such option \(did you mean rmsnorm\?\)"),
-        (["model.n_heads=5"], "model.n_heads=5: does not divide"),
-        (["norm=[a"], r"norm=\[a: cannot be read"),
-        (["seed=1", "seed=2"], "seed=2: seed=1 is given already"),
-        (["bias=false"], "bias=false: changes nothing"),
-        (["train.batch_size=0"], "train.batch_size=0: must be a positive whole number"),
-        (["study=ladder"], "study=ladder: takes the place of a sweep"),
-        (["norm=rmsnorm,layernorm"], "norm=rmsnorm,layernorm: is several values; add --multirun to sweep over them"),
-        ("arch=llama", r"overrides='arch=llama': is a text; give a list of them, overrides=\['arch=llama'\]"),
+        (["norm=rmsnrm"], "norm=rmsnrm"),
+        (["model.n_heads=5"], "model.n_heads=5"),
+        (["norm=[a"], "norm=[a"),
+        (["seed=1", "seed=2"], "seed=2"),
+        (["bias=false"], "bias=false"),
+        (["norm=rmsnorm,layernorm"], "norm=rmsnorm,layernorm"),
+        ("arch=llama", "overrides='arch=llama'"),
     ],
 )
-def test_what_the_command_refuses_is_an_error_in_one_line(overrides: Sequence[str], message: str) -> None:
-    with pytest.raises(llama_lab.ConfigError, match=rf"^[^\n]*{message}[^\n]*$"):
+def test_what_the_command_refuses_is_an_error_in_one_line(overrides: Sequence[str], fault: str) -> None:
+    with refusing(fault):
         llama_lab.load_config(overrides)
     assert not GlobalHydra.instance().is_initialized()
 
 
+@pytest.mark.slow
 def test_a_run_to_resume_brings_its_settings_as_in_the_command(swept: Path) -> None:
     folder = llama_lab.read_runs(f"{swept}/*/norm=layernorm*/seed=2").path[0]
     cfg = llama_lab.load_config([f"resume={folder}", "train.tokens=1e4"])
@@ -84,7 +86,7 @@ def test_options_of_the_user_s_own_are_found(tmp_path: Path) -> None:
     option = "# @package model.norm\n_target_: llama_lab.model.norm.RMSNorm\n_partial_: true\neps: 0.5\n"
     (tmp_path / "my conf" / "norm" / "mine.yaml").write_text(option)
     assert llama_lab.load_config(["norm=mine"], config_dir=tmp_path / "my conf").model.norm.eps == 0.5
-    with pytest.raises(llama_lab.ConfigError, match="config_dir=nowhere: is no folder"):
+    with refusing("config_dir=nowhere"):
         llama_lab.load_config(["norm=mine"], config_dir="nowhere")
 
 
@@ -113,20 +115,21 @@ def test_runs_are_a_table(swept: Path) -> None:
     found = {(row.run, row.seed, row.status) for row in runs.itertuples()}
     assert found == {(f"norm={norm}", seed, "done") for norm in ("layernorm", "rmsnorm") for seed in (1, 2)}
     assert {*runs["norm"]} == {"layernorm", "rmsnorm"}
-    assert {*runs["train.tokens"]} == {5120}
+    assert {*runs["train.tokens"]} == {2560}
     assert runs["val/loss"].between(3, 7).all()
     assert llama_lab.read_runs(f"{swept}/*/*/seed=1").seed.tolist() == [1, 1]
-    with pytest.raises(llama_lab.ConfigError, match="nowhere: holds no run"):
+    with refusing("nowhere"):
         llama_lab.read_runs("nowhere")
 
 
+@pytest.mark.slow
 def test_text_is_that_of_eval_py(swept: Path, evaluating: Callable[..., Ran]) -> None:
     folder = llama_lab.read_runs(swept).path[0]
     text = llama_lab.generate(llama_lab.load(folder), "def f", max_new_tokens=12, top_k=5, seed=4)
     ran = evaluating(f"run={folder}", "prompt=def f", "max_new_tokens=12", "top_k=5", "seed=4")
     assert ran.out == f"{text}\n"
     assert text.startswith("def f")
-    with pytest.raises(llama_lab.ConfigError, match="temperature=-1"):
+    with refusing("temperature=-1"):
         llama_lab.generate(llama_lab.load(folder), temperature=-1)
 
 
@@ -139,12 +142,14 @@ def test_a_comparison_is_that_of_the_command(swept: Path, in_process: Callable[.
     assert {*comparison.table.index} == {"norm=layernorm", "norm=rmsnorm"}
     assert comparison.result.verdict in repr(comparison)
     page = (tmp_path / "saved" / PAGE).read_text(encoding="utf-8")
-    shown = comparison._repr_html_()
-    assert unescape(shown[shown.index('"') + 1 : shown.index('" style')]).replace("\r\n", "\n")[:500] == page[:500]
-    with pytest.raises(llama_lab.ConfigError, match="no such arm"):
-        llama_lab.compare(swept, baseline="layernorm")
-    with pytest.raises(llama_lab.ConfigError, match="group_by='norm': is a text; give a list of them"):
-        llama_lab.compare(swept, group_by="norm")
+    shown = unescape(comparison._repr_html_()).replace("\r\n", "\n")
+    assert page[:500] in shown
+    for fault, wrong in {
+        "--baseline layernorm": {"baseline": "layernorm"},
+        "group_by='norm'": {"group_by": "norm"},
+    }.items():
+        with refusing(fault):
+            llama_lab.compare(swept, **wrong)
 
 
 @pytest.mark.process

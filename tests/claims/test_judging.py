@@ -1,18 +1,15 @@
 """Verdicts against simulated results of every kind."""
 
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from llama_lab.analysis.comparisons import judge_pairs
 from llama_lab.analysis.result import ArmResult, Comparison, Result
 from llama_lab.analysis.statistics import Estimate, paired_difference
 from llama_lab.claims.claim import Figure, Statement
@@ -40,21 +37,15 @@ def simulated(mean: float, sd: float) -> Comparison:
 
 CASES = {
     ("lower", None, -0.1, 0.05): "holds",
-    ("higher", None, -0.1, 0.05): "opposite",
     ("lower", None, 0.1, 0.05): "opposite",
     ("lower", None, 0.001, 0.005): "does not hold",
     ("lower", None, -0.03, 0.1): "not decided",
-    ("higher", None, 0.1, 0.05): "holds",
-    ("lower", None, 0.03, 0.1): "not decided",
     ("higher", 0.1, -0.11, 0.03): "opposite",
-    ("lower", -0.1, 0.001, 0.005): "does not hold",
     ("lower", -0.1, -0.11, 0.03): "holds",
     ("lower", -0.5, -0.1, 0.03): "direction holds, size does not",
     ("lower", -0.2, -0.02, 0.05): "does not hold",  # nor any size near the one that is claimed
-    ("lower", -0.08, -0.02, 0.1): "not decided",
     ("equal", None, 0.002, 0.01): "holds",
     ("equal", None, 0.1, 0.05): "does not hold",
-    ("equal", None, -0.1, 0.05): "does not hold",
     ("equal", None, 0.01, 0.1): "not decided",
     ("equal", None, 0.022, 0.01): "not decided",  # significant, but perhaps smaller than the margin
 }
@@ -65,7 +56,6 @@ def test_a_verdict_follows_from_the_interval(case: tuple[str, float | None, floa
     expects, size, mean, sd = case
     found = judge(statement(expects, size), simulated(mean, sd), detectable=0.05)
     assert found.word == CASES[case]
-    assert "8 seeds" in found.why
     assert ("could detect 0.05" in found.why) == (found.word == "not decided")
 
 
@@ -94,45 +84,43 @@ def test_nothing_is_decided_on_a_size_that_could_not_be_seen() -> None:
     assert "-0.1 is claimed (could detect 0.11)" in unseen.why
 
 
-def test_an_arm_that_diverged_leaves_it_undecided() -> None:
-    found = replace(simulated(-0.1, 0.01), untested="new diverged in 1 of 8 seeds")
-    assert judge(statement("lower"), found) == Verdict("not decided", "new diverged in 1 of 8 seeds")
+def study_of(**arms: ArmResult) -> Result:
+    """A study of two arms, its speeds by round those of TRAIN."""
+    speed = StudySpeed("cpu", 1, "32-true", 1, "2", {name: ArmSpeed(speeds, []) for name, speeds in TRAIN.items()})
+    study = Study("s", "options", "old", tuple(arm.arm for arm in arms.values()))
+    return Result(study, arms=tuple(arms.values()), speed=speed)
 
 
-def result(**values: dict[str, list[float]]) -> Result:
-    """A study of two arms with losses of the longest windows and of averages by seed, and speeds by round."""
-    arms = []
-    for name in ("new", "old"):
-        runs = [
-            Record(
-                Path(), name, seed, "done", evaluation=Evaluation(lengths=[LengthLoss(8, 1.0), LengthLoss(16, loss)])
-            )
-            for seed, loss in enumerate(values.get("longest", {}).get(name, []))
-        ]
-        runs += [
-            Record(Path(), name, seed, "done", summary={"val/loss": 1.0, "val/ema_loss": loss})
-            for seed, loss in enumerate(values.get("average", {}).get(name, []))
-        ]
-        arms.append(ArmResult(Arm(name, {}), (), tuple(runs), None, None))
-    of_arm = {arm.name: ArmSpeed(values.get("train", {}).get(arm.name, []), []) for arm in arms}
-    speed = StudySpeed("cpu", 1, "32-true", 1, "2", of_arm)
-    return Result(Study("s", "options", "old", tuple(arm.arm for arm in arms)), arms=tuple(arms), speed=speed)
+TRAIN = {"new": [79.0, 80.0, 82.0], "old": [100.0, 101.0, 99.0]}
+LOSSES = {"new": [5.0, 5.2, 5.1], "old": [4.0, 4.1, 4.05]}
+
+
+def with_losses(*more: Record) -> Result:
+    """A study of two arms with these losses of the longest windows and of averages, and more runs of the first arm."""
+    arms = {}
+    for name, losses in LOSSES.items():
+        runs = []
+        for seed, loss in enumerate(losses):
+            longest = Evaluation(lengths=[LengthLoss(8, 1.0), LengthLoss(16, loss)])
+            summary = {"val/loss": 1.0, "val/ema_loss": loss}
+            runs.append(Record(Path(), name, seed, "done", evaluation=longest, summary=summary))
+        arms[name] = ArmResult(Arm(name, {}), (), (*runs, *(more if name == "new" else ())), None, None)
+    return study_of(**arms)
 
 
 def test_speeds_are_judged_by_the_logarithm_of_their_ratio_over_rounds() -> None:
     said = replace(statement("lower", math.log(0.8)), quantity="train")
-    study = result(train={"new": [79.0, 80.0, 82.0], "old": [100.0, 101.0, 99.0]})
-    found = comparison(said, study)
+    found = comparison(said, with_losses())
     assert found is not None
     assert found.change.mean == pytest.approx(math.log(79 / 100 * 80 / 101 * 82 / 99) / 3)
-    assert verdict(said, study).word == "holds"
-    assert "log" in verdict(said, study).why
-    assert verdict(replace(said, quantity="decode"), study).word == "not run"
+    assert verdict(said, with_losses()).word == "holds"
+    assert "log" in verdict(said, with_losses()).why
+    assert verdict(replace(said, quantity="decode"), with_losses()).word == "not run"
 
 
 def test_a_pair_of_arms_is_found_in_either_order() -> None:
     found = simulated(-0.1, 0.03)
-    study = replace(result(), pairs=(found,))
+    study = replace(with_losses(), pairs=(found,))
     assert comparison(statement("lower"), study) == found
     other = replace(statement("higher"), arm="old", against="new")
     assert found.nats is not None
@@ -143,9 +131,8 @@ def test_a_pair_of_arms_is_found_in_either_order() -> None:
 @pytest.mark.parametrize("quantity", ["longest", "average"])
 def test_losses_of_longer_windows_and_of_averages_are_paired_by_seed(quantity: str) -> None:
     said = replace(statement("higher"), quantity=quantity)
-    study = result(**{quantity: {"new": [5.0, 5.2, 5.1], "old": [4.0, 4.1, 4.05]}})
-    assert verdict(said, study).word == "holds"
-    assert verdict(replace(said, arm="another"), study).word == "not run"
+    assert verdict(said, with_losses()).word == "holds"
+    assert verdict(replace(said, arm="another"), with_losses()).word == "not run"
 
 
 @given(st.floats(-0.03, 0.03), st.floats(0.001, 0.05))
@@ -158,58 +145,28 @@ def test_equality_is_two_one_sided_tests_of_scipy(mean: float, sd: float) -> Non
         assert (judge(statement("equal"), simulated(mean, sd)).word == "holds") == (max(above, below) < 0.025)
 
 
-def test_what_a_family_could_detect_is_more_than_half_of_its_interval() -> None:
-    names = [f"arm {i}" for i in range(5)]
-    arms = tuple(ArmResult(Arm(name, {}), (), (), None, None) for name in names)
-    pairs = [(name, "arm 0") for name in names[1:]]
-    for seed in range(40):
-        losses = pd.DataFrame(np.random.default_rng(seed).normal(size=(4, 5)), columns=names)
-        tests = zip(pairs, judge_pairs(losses, pairs), strict=True)
-        found = tuple(Comparison(*pair, (1, 2, 3, 4), test, test) for pair, test in tests)
-        study = Result(Study("s", "options", "arm 0", tuple(arm.arm for arm in arms)), arms=arms, pairs=found)
-        for one in found:
-            said = replace(statement("lower"), arm=one.arm, against=one.against)
-            could = re.findall(r"detect ([\d.]+)", verdict(said, study).why)
-            assert all(float(size) > (one.change.high - one.change.low) / 2 for size in could)
-
-
-def with_change(new: list[float], old: list[float]) -> Result:
-    """A study of two arms with these losses."""
-    nats = paired_difference(new, old)
-    return replace(result(), pairs=(Comparison("new", "old", tuple(range(len(new))), nats, nats),))
-
-
 @pytest.mark.parametrize("quantity", ["loss", "longest", "average"])
-def test_no_loss_of_an_arm_that_diverged_in_a_seed_is_judged_by_the_others(quantity: str) -> None:
-    study = result(**{quantity: {"new": [5.0, 5.2, 5.1], "old": [4.0, 4.1, 4.05]}})
-    new, old = study.arms
-    lost = replace(new, records=(*new.records, Record(Path(), "new", 3, "diverged")))
-    found = verdict(replace(statement("higher"), quantity=quantity), replace(study, arms=(lost, old)))
-    assert found.word == "not decided"
-    assert found.why.startswith("new diverged in 1 of ")
+def test_nothing_is_decided_on_an_arm_that_diverged_in_a_seed_or_before_all_runs_have_ended(quantity: str) -> None:
+    said = replace(statement("higher"), quantity=quantity)
+    diverged, partial = (verdict(said, with_losses(Record(Path(), "new", 3, end))) for end in ("diverged", "running"))
+    assert diverged.word == "not decided"
+    assert diverged.why.startswith("new diverged in 1 of ")
+    if quantity != "loss":
+        assert partial == Verdict("not decided", "1 of 7 runs are missing")
 
 
-def test_nothing_is_decided_before_all_runs_have_ended() -> None:
-    study = result(longest={"new": [5.0, 5.2, 5.1], "old": [4.0, 4.1, 4.05]})
-    new, old = study.arms
-    partial = replace(new, records=(*new.records, Record(Path(), "new", 3, "running")))
-    said = replace(statement("higher"), quantity="longest")
-    assert verdict(said, study).word == "holds"
-    found = verdict(said, replace(study, arms=(partial, old)))
-    assert found == Verdict("not decided", "1 of 7 runs are missing")
-
-
-def test_a_probe_that_neither_arm_has_learned_decides_nothing() -> None:
-    study = with_change([1.5, 1.6, 1.55, 1.5], [1.4, 1.4, 1.4, 1.4])
+@pytest.mark.parametrize(("share", "word"), [(0.3, "not decided"), (0.9, "holds")])
+def test_a_probe_that_neither_arm_has_learned_decides_nothing(share: float, word: str) -> None:
+    nats = paired_difference([1.5, 1.6, 1.55, 1.5], [1.4, 1.4, 1.4, 1.4])
     probe = Environment(entropy_floor=0.0)
-    for shares, word in ({"new": 0.2, "old": 0.3}, "not decided"), ({"new": 0.2, "old": 0.9}, "holds"):
-        arms = [
-            replace(arm, records=(Record(Path(), arm.name, 1, "done", environment=probe),), accuracy=Estimate(4, share))
-            for arm, share in zip(study.arms, shares.values(), strict=True)
-        ]
-        found = verdict(statement("higher"), replace(study, arms=tuple(arms)))
-        assert found.word == word
-    assert "per answer" in found.why
+    arms = {}
+    for name, accuracy in {"new": 0.2, "old": share}.items():
+        run = Record(Path(), name, 1, "done", environment=probe)
+        arms[name] = ArmResult(Arm(name, {}), (), (run,), None, None, accuracy=Estimate(4, accuracy))
+    study = replace(study_of(**arms), pairs=(Comparison("new", "old", (0, 1, 2, 3), nats, nats),))
+    found = verdict(statement("higher"), study)
+    assert found.word == word
+    assert ("per answer" in found.why) == (word == "holds")
 
 
 def test_a_figure_holds_if_the_computed_one_agrees() -> None:

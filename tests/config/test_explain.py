@@ -12,6 +12,7 @@ from llama_lab.config.components import CONF_DIR
 from llama_lab.config.explain import comment, nodes
 from llama_lab.config.schema import groups, keys_of, option_file, options
 from tests.conftest import Command, Ran
+from tests.refusals import check_refused
 
 REPEATED = ("data.source", "data.probe", "model.ffn.activation")  # hold what other keys say
 
@@ -43,9 +44,7 @@ def test_a_group_shows_its_options_and_the_keys_of_the_chosen_one(command: Comma
         "arch=gpt2": ["norm=layernorm", "position=learned"],  # a recipe's choices
         "study=ladder": ["study.base=vanilla", "study.dry_run=false", "match=params"],  # which is not run
         "position=rope_yarn": ["model.position.scaling.factor=2.0", "by which the context grows"],
-        "train.batch_size": ["train.batch_size=16  sequences per optimizer step, over all devices"],
         "size=llama_7b": ["model.dim=4096          width of the residual stream"],  # which only another option says
-        "data=hub": ["data.path=???", "data.val_fraction=0.05     of the documents"],
     }.items(),
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -76,20 +75,11 @@ def test_the_user_s_own_options_are_explained_like_ours(command: Command, tmp_pa
     assert "norm=mine" in words(searched.out)
 
 
-@pytest.mark.parametrize(
-    ("command", "keys"),
-    {
-        "estimate": ["estimate", "device", "estimate_mfu"],
-        "draw": ["draw", "draw_against"],
-        "measure": ["measure"],
-    }.items(),
-)
-def test_a_command_that_does_not_train_explains_its_own_keys(
-    command: str, keys: list[str], in_process: Callable[..., Ran]
-) -> None:
-    ran = in_process(main, "llama-lab", command, "--help")
-    assert (ran.code, ran.err) == (0, "")
-    assert re.findall(r"^  (\w+)=", ran.out, re.MULTILINE) == keys
+def test_a_command_that_does_not_train_explains_its_own_keys(in_process: Callable[..., Ran]) -> None:
+    for command, keys in {"estimate": ["estimate", "device", "estimate_mfu"], "measure": ["measure"]}.items():
+        ran = in_process(main, "llama-lab", command, "--help")
+        assert (ran.code, ran.err) == (0, "")
+        assert re.findall(r"^  (\w+)=", ran.out, re.MULTILINE) == keys
 
 
 def test_the_settings_of_an_evaluation_are_explained(evaluating: Command) -> None:
@@ -98,17 +88,15 @@ def test_the_settings_of_an_evaluation_are_explained(evaluating: Command) -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "fault"),
     {
-        "atention": "--help atention: no such group, option or key (did you mean attention?); `--help` alone",
-        "rope_theta": "(did you mean model.position.theta?)",
-        "norm=rms": "norm=rms: no such option",
+        "atention": "--help atention: no such group, option or key (did you mean attention?)",
+        "rope_theta": "--help rope_theta: no such group, option or key (did you mean model.position.theta?)",
+        "norm=rms": "norm=rms",
     }.items(),
 )
-def test_an_unknown_name_is_one_line_with_a_suggestion(name: str, message: str, command: Command) -> None:
-    ran = command("--help", name)
-    assert (ran.code, ran.out, len(ran.err.splitlines())) == (2, "", 1)
-    assert message in ran.err
+def test_an_unknown_name_is_one_line_with_a_suggestion(name: str, fault: str, command: Command) -> None:
+    check_refused(command("--help", name), fault)
 
 
 def test_comments_are_read_behind_a_value_and_above_a_key() -> None:
@@ -138,14 +126,14 @@ h: ~
     }
 
 
-@pytest.mark.parametrize("group", groups())
-def test_every_key_of_a_group_has_a_comment_in_one_of_its_options(group: str) -> None:
+def test_every_key_of_a_group_has_a_comment_in_one_of_its_options() -> None:
     """Write one behind the key, `lr: 2e-3  # peak learning rate`: `--help` prints it."""
-    said: set[str] = set()
-    inherited = (CONF_DIR / "any_study.yaml").read_text(encoding="utf-8") if group == "study" else ""
-    for option in options(group):
-        text = option_file(group, option).read_text(encoding="utf-8")
-        said |= {key.rpartition(".")[2] for key, what in comments(text + inherited).items() if what}
-    keys = {key for option in options(group) for key in keys_of(option_file(group, option))}
-    ours = {key for key in keys if not key.startswith((*REPEATED, "hydra.")) and "._" not in key}
-    assert {key for key in ours if not {*key.split(".")[-2:]} & said} == set()
+    for group in groups():
+        said: set[str] = set()
+        inherited = (CONF_DIR / "any_study.yaml").read_text(encoding="utf-8") if group == "study" else ""
+        for option in options(group):
+            text = option_file(group, option).read_text(encoding="utf-8")
+            said |= {key.rpartition(".")[2] for key, what in comments(text + inherited).items() if what}
+        keys = {key for option in options(group) for key in keys_of(option_file(group, option))}
+        ours = {key for key in keys if not key.startswith((*REPEATED, "hydra.")) and "._" not in key}
+        assert {key for key in ours if not {*key.split(".")[-2:]} & said} == set()

@@ -1,6 +1,5 @@
 """Patterns over layers: which layers have what, and one line for a pattern that cannot be meant."""
 
-import re
 from contextlib import nullcontext
 
 import hydra
@@ -13,16 +12,11 @@ from llama_lab.config.components import check_idle
 from llama_lab.config.layers import layers_at
 from llama_lab.model.experts import MixtureOfExperts
 from llama_lab.training.prepare import check_complete, check_effects
-from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config, decoder, options
+from tests.refusals import refusing
 
 FOUR = ("size=nano",)
 WINDOWED = (*FOUR, "attention=gqa_window", "model.attention.window=5")
-
-
-def build(*overrides: str) -> None:
-    check_complete(compose_config(*overrides))
-    decoder(*overrides)
 
 
 @given(n=st.integers(1, 40), begin=st.integers(-45, 45), end=st.integers(-45, 45), step=st.integers(1, 9))
@@ -34,7 +28,7 @@ def test_a_slice_names_the_layers_that_python_names(n: int, begin: int, end: int
 
 
 @pytest.mark.parametrize("option", options("pattern"))
-@pytest.mark.parametrize("n_layers", [2, 13, *(pytest.param(n, marks=pytest.mark.matrix) for n in (3, 8))])
+@pytest.mark.parametrize("n_layers", [13, *(pytest.param(n, marks=pytest.mark.matrix) for n in (2, 3, 8))])
 def test_every_packaged_pattern_fits_any_depth(option: str, n_layers: int) -> None:
     cfg = compose_config("size=nano", "attention=gqa_window", f"model.n_layers={n_layers}", f"pattern={option}")
     for one in cfg.model.layers:
@@ -82,31 +76,26 @@ def test_an_option_is_composed_once_however_often_the_layers_are_read(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "fault"),
     [
-        (["+pattern.a={at: [0,9], position: none}"], "pattern.a.at=[0, 9]: there is no layer 9; the"),
-        (["+pattern.a={at: x, position: none}"], "pattern.a.at=x: must be a slice such as"),
-        (["+pattern.a={at: '::0', position: none}"], "pattern.a.at=::0: is no slice"),
+        (["+pattern.a={at: [0,9], position: none}"], "pattern.a.at=[0, 9]"),
+        (["+pattern.a={at: x, position: none}"], "pattern.a.at=x"),
+        (["+pattern.a={at: '::0', position: none}"], "pattern.a.at=::0"),
         (
             [*WINDOWED, "+pattern.a={at: ':2', attention: {window: null}}", "+pattern.b={at: '2:', attention: mha}"],
-            "pattern: changes attention.window in every layer, and leaves model.attention.window idle",
+            "pattern: changes attention.window in every layer",
         ),
-        (
-            ["+pattern.a={at: '::2', attention: mqa}", "+pattern.b={at: 0, n_kv_heads: 2}"],
-            "pattern.b: layer 0 has its n_kv_heads from pattern.a already",
-        ),
-        (["+pattern.a={at: 1, position: {thta: 3}}"], "pattern.a.position.thta: model.position has no such key"),
-        (["+pattern.a={at: 1, position: 3}"], "pattern.a.position=3: must be an option of position, or"),
-        (["+pattern.a=3"], "pattern.a=3: must say which layers have what"),
-        (
-            [*FOUR, "+pattern.a={at: 1, attention: {window: 256}}"],
-            "model.attention.window=256: hides nothing at model.max_seq_len=256",
-        ),
+        (["+pattern.a={at: '::2', attention: mqa}", "+pattern.b={at: 0, n_kv_heads: 2}"], "pattern.b: layer 0 "),
+        (["+pattern.a={at: 1, position: {thta: 3}}"], "pattern.a.position.thta"),
+        (["+pattern.a={at: 1, position: 3}"], "pattern.a.position=3"),
+        (["+pattern.a=3"], "pattern.a=3"),
+        (["+pattern.a={at: 1, attention: {window: 256}}"], "model.attention.window=256"),
     ],
 )
-def test_a_pattern_that_cannot_be_meant_is_refused_in_one_line(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^[^\n]*{re.escape(message)}[^\n]*$"):
-        build(*FOUR, *overrides)
+def test_a_pattern_that_cannot_be_meant_is_refused_in_one_line(overrides: list[str], fault: str) -> None:
+    with refusing(fault):
+        check_complete(compose_config(*FOUR, *overrides))
+        decoder(*FOUR, *overrides)
 
 
 @pytest.mark.parametrize(
@@ -124,9 +113,7 @@ def test_a_pattern_that_cannot_be_meant_is_refused_in_one_line(overrides: list[s
 def test_what_a_pattern_was_asked_for_and_does_not_change_is_refused(rule: str, key: str) -> None:
     asked = f"+pattern.a={{at: 1, {rule}}}"
     cfg = compose_config(*FOUR, *(["pattern=nope_every_4th"] if key else []), asked)
-    with pytest.raises(
-        ConfigError, match=rf"^\+?pattern\.a{key}.*: changes nothing, since all layers have that already"
-    ):
+    with refusing(f"pattern.a{key}" if key else "+pattern.a="):
         check_effects([cfg], [asked])
     check_effects([cfg], ["pattern=nope_every_4th"] if key else [])  # of a recipe whose other part was chosen otherwise
 
@@ -134,27 +121,26 @@ def test_what_a_pattern_was_asked_for_and_does_not_change_is_refused(rule: str, 
 @pytest.mark.parametrize("asked", ["model.n_heads=2", "model.head_dim=16"])
 def test_heads_that_no_layer_has_are_refused(asked: str) -> None:
     conv, hybrid = ("attention=conv", "position=none"), "+pattern.a={at: 1, attention: gqa}"
-    with pytest.raises(ConfigError, match=rf"^{asked}: attention=conv has no heads; choose another attention, or leav"):
+    with refusing(f"{asked}: attention=conv"):
         check_effects([compose_config(*FOUR, *conv, asked)], [*conv, asked])
     check_effects([compose_config(*FOUR, *conv, asked)], [*conv])  # of a recipe
     check_effects([compose_config(*FOUR, *conv, asked, hybrid)], [*conv, asked, hybrid])
     check_effects([compose_config(*FOUR, "attention=linear", "position=none", asked)], [asked])
 
 
-RESIDUAL = "model.attention.value_residual=0.5: acts in layers after the first, and none of them has it"
-ROTATED = "model.attention.qk_norm_rotated=true: the position encoding rotates nothing"
+RESIDUAL, ROTATED = "model.attention.value_residual=0.5", "model.attention.qk_norm_rotated=true"
 
 
 @pytest.mark.parametrize(
-    ("rule", "overrides", "message"),
+    ("rule", "overrides", "fault"),
     [
         ("at: 0, attention: {value_residual: 0.5}", [], RESIDUAL),
-        ("at: '1:', attention: {value_residual: null}", ["model.attention.value_residual=0.5"], RESIDUAL),
+        ("at: '1:', attention: {value_residual: null}", [RESIDUAL], RESIDUAL),
         ("at: 1, position: alibi", ["position=none", "attention=mha_qk_norm_rotated"], ROTATED),
         ("at: 1, position: rope", ["position=none", "attention=mha_qk_norm_rotated"], None),
     ],
 )
-def test_a_setting_without_effect_in_any_layer_is_refused(rule: str, overrides: list[str], message: str | None) -> None:
+def test_a_setting_without_effect_in_any_layer_is_refused(rule: str, overrides: list[str], fault: str | None) -> None:
     model = compose_config(*FOUR, *overrides, f"+pattern.a={{{rule}}}").model
-    with pytest.raises(ConfigError, match=f"^{message}") if message else nullcontext():
+    with refusing(fault) if fault else nullcontext():
         check_idle(model)

@@ -1,12 +1,7 @@
 """What a power cut leaves of a checkpoint is noticed, and the one before it is used; code in one is never run."""
 
-import errno
 import os
-import resource
-import shutil
 import tracemalloc
-import zipfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -22,14 +17,9 @@ from llama_lab.runs.checkpoint import (
     replace_checkpoint,
     write_file,
 )
-from llama_lab.runs.stored import RunMetadata
-from llama_lab.training import train as train_module
-from llama_lab.training import warm_start
 from llama_lab.training.monitor import Monitor
-from llama_lab.training.train import session
 from llama_lab.util.errors import ConfigError
 from tests.training.stopping import RUN, at, ends_as_the_whole_run, stop, stopped
-from tests.training.tiny import planned, trained
 
 
 def write(file: Path, step: int) -> Path:
@@ -70,21 +60,6 @@ def test_a_checkpoint_is_written_without_a_copy_of_it_in_memory(tmp_path: Path) 
     tracemalloc.stop()
     assert (tmp_path / "last.ckpt").stat().st_size > 4 << 22
     assert peak < 1 << 20
-
-
-def test_wherever_a_file_cannot_grow_further_that_is_an_error_of_the_disk(tmp_path: Path) -> None:
-    content = {"global_step": 7, "state_dict": {name: torch.ones(5000) for name in "abc"}}
-    write_file(content, tmp_path / "whole")
-    size = (tmp_path / "whole").stat().st_size
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for limit in range(0, size, 1000):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, unlimited[1]))
-        try:
-            with pytest.raises(OSError, match="File too large") as error:
-                write_file(content, tmp_path / "cut")
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-        assert error.value.errno == errno.EFBIG
 
 
 class Code:
@@ -129,28 +104,3 @@ def test_a_torn_checkpoint_is_replaced_by_the_one_before(whole: Path, tiny: list
     last.write_bytes(last.read_bytes()[:-1])
     assert ends_as_the_whole_run(whole, *overrides)
     assert not before(last).exists()
-
-
-def test_checksums_are_computed_once_and_by_rank_0_alone(
-    whole: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "runs" / "arm" / "seed=1"
-    shutil.copytree(whole, folder)
-    tested: Counter[str] = Counter()
-    testzip = zipfile.ZipFile.testzip
-
-    def count(archive: zipfile.ZipFile) -> str | None:
-        tested[str(archive.filename)] += 1
-        return testzip(archive)
-
-    monkeypatch.setattr(zipfile.ZipFile, "testzip", count)
-    overrides = [*tiny, *RUN, f'resume="{folder}"', "train.tokens=11264"]
-    with monkeypatch.context() as patched:
-        for module in (warm_start, train_module):
-            patched.setattr(module, "current_rank", lambda: 1)
-        run = planned(*overrides)
-        with session(run, RunMetadata(), None) as checkpoint:  # type: ignore[arg-type]
-            assert checkpoint == run.folder.checkpoint
-    assert not tested
-    trained(*overrides)
-    assert tested == {str(run.folder.checkpoint): 1}

@@ -16,11 +16,10 @@ from llama_lab import __version__
 from llama_lab.config.schema import UNNAMED
 from llama_lab.runs.folder import LOCK, RunFolder, arm_name, locked, read_overrides, write_yaml
 from llama_lab.runs.stored import Environment
-from llama_lab.training.warm_start import check_start
 from llama_lab.util.errors import ConfigError
 from tests.composing import compose_config
 from tests.conftest import Command
-from tests.training.tiny import planned
+from tests.refusals import check_refused, refusing
 
 # Names of arms
 
@@ -66,15 +65,14 @@ def test_different_overrides_make_different_arms(two: tuple[list[str], list[str]
 
 
 WATCHING = "name=mine seed=7 runs_dir=/elsewhere overwrite=true resume=runs/llama/base/seed=1 train.log_every=3"
-WATCHING += " train.prompt=def train.recompute=block train.telemetry=true trainer.profile=true logger=none"
-WATCHING += " logger.project=mine trainer=ddp trainer.devices=2 data.cache_dir=/scratch hydra.verbose=true"
-WATCHING += " +hydra.verbose=true"
+WATCHING += " train.prompt=def train.recompute=block trainer.profile=true logger.project=mine trainer=ddp"
+WATCHING += " data.cache_dir=/scratch +hydra.verbose=true"
 
 
-@pytest.mark.parametrize("override", WATCHING.split())
-def test_where_and_how_a_run_is_watched_makes_no_arm(override: str) -> None:
-    assert arm_name(["norm=layernorm", override]) == "norm=layernorm"
-    assert arm_name([override]) == "base"
+def test_where_and_how_a_run_is_watched_makes_no_arm() -> None:
+    for override in WATCHING.split():
+        assert arm_name(["norm=layernorm", override]) == "norm=layernorm"
+        assert arm_name([override]) == "base"
 
 
 @pytest.mark.parametrize(
@@ -123,15 +121,12 @@ def check(folder: RunFolder, *overrides: str) -> None:
     folder.check(compose_config("size=pico", *overrides), choices(*overrides))
 
 
-def refusal(folder: RunFolder, *overrides: str) -> str:
-    """The one line that refuses to train there, which changes nothing."""
+def check_refusal(folder: RunFolder, fault: str, *overrides: str) -> None:
+    """To train there is refused with a line that begins so, which changes nothing."""
     before = contents(folder.path)
-    with pytest.raises(ConfigError) as error:
+    with refusing(fault):
         check(folder, *overrides)
     assert contents(folder.path) == before
-    message = str(error.value)
-    assert "\n" not in message
-    return message
 
 
 def contents(path: Path) -> dict[str, tuple[bytes, int]]:
@@ -152,18 +147,9 @@ def test_an_unfinished_run_goes_on_with_the_same_settings(status: str, folder: R
     ("before", "now", "new", "old"),
     [
         ("train.tokens=2e6", "train.tokens=1e6", "train.tokens=1000000.0", "train.tokens=2000000.0"),
-        ("data.seed=1", "data.seed=5", "data.seed=5", "data.seed=1"),
         ("data.seed=1", "trainer.precision=bf16-true", "trainer.precision=bf16-true", "trainer.precision=auto"),
         ("data.val_tokens=1000", "data.val_tokens=null", "data.val_tokens=None", "data.val_tokens=1000"),
-        (
-            "tokenizer.sample_bytes=9",
-            "tokenizer.sample_bytes=null",
-            "tokenizer.sample_bytes=None",
-            "tokenizer.sample_bytes=9",
-        ),
-        ("norm=layernorm", "norm=rmsnorm", "norm=rmsnorm", "norm=layernorm"),
         ("schedule=wsd", "schedule=cosine", "schedule=cosine", "schedule=wsd"),
-        ("norm=layernorm", "optim.lr=5", "norm=rmsnorm", "norm=layernorm"),
         ("optim.lr=3", "optim.lr=5", "optim.lr=5", "optim.lr=3"),
         ("model.norm.eps=1", "optim.lr=0.002", "model.norm.eps=1e-05", "model.norm.eps=1"),
         ("logger=wandb", "model.norm.eps=1", "model.norm.eps=1", "model.norm.eps=1e-05"),
@@ -174,9 +160,7 @@ def test_an_unfinished_run_refuses_other_settings(before: str, now: str, new: st
     check(folder, before)
     for more in ([], [f"resume='{folder.path}'"]):
         if not more or "train.tokens" not in now:
-            message = refusal(folder, now, *more)
-            assert message.startswith(f"{new}: the run in {folder.path} has {old};"), message
-            assert "overwrite=true" in message
+            check_refusal(folder, f"{new}: the run in {folder.path} has {old};", now, *more)
 
 
 @pytest.mark.parametrize("fact", ["data_hash", "tokenizer_hash", "precision"])
@@ -185,7 +169,7 @@ def test_a_checkpoint_of_other_data_or_precision_is_not_gone_on_with(fact: str, 
     old, new = (replace(OURS, **{fact: value}) for value in ("old", "new"))
     old.save(folder.path)
     before = contents(folder.path)
-    with pytest.raises(ConfigError, match=f"{fact}=new: .* was trained with old; restore that, "):
+    with refusing(f"{fact}=new"):
         folder.begin(compose_config("size=pico"), [], new)
     assert contents(folder.path) == before
     assert folder.begin(compose_config("size=pico"), [], old) == folder.checkpoint
@@ -194,13 +178,12 @@ def test_a_checkpoint_of_other_data_or_precision_is_not_gone_on_with(fact: str, 
 def test_resume_may_change_the_budget_of_a_finished_run_and_nothing_that_it_computes(folder: RunFolder) -> None:
     begun(folder, status="done")
     check(folder, f"resume='{folder.path}'", "train.tokens=3e6", "train.evaluations=5")
-    assert refusal(folder, f"resume='{folder.path}'", "train.tokens=3e6", "optim.lr=1").startswith("optim.lr=1: ")
+    check_refusal(folder, "optim.lr=1", f"resume='{folder.path}'", "train.tokens=3e6", "optim.lr=1")
 
 
 def test_resume_gives_an_unfinished_run_no_smaller_budget_than_it_was_begun_with(folder: RunFolder) -> None:
     begun(folder, "train.tokens=2e6", status="interrupted")
-    message = f"train.tokens=1000000.0: the run in {folder.path} was begun with train.tokens=2000000.0; give that, or "
-    assert refusal(folder, f"resume='{folder.path}'", "train.tokens=1e6").startswith(message)
+    check_refusal(folder, "train.tokens=1000000.0", f"resume='{folder.path}'", "train.tokens=1e6")
     for enough in ("2e6", "3e6"):
         check(folder, f"resume='{folder.path}'", f"train.tokens={enough}")
 
@@ -208,14 +191,15 @@ def test_resume_gives_an_unfinished_run_no_smaller_budget_than_it_was_begun_with
 @pytest.mark.parametrize("status", ["done", "interrupted"])
 def test_a_run_is_not_deleted_that_is_to_be_trained_further(status: str, folder: RunFolder) -> None:
     begun(folder, status=status)
-    message = refusal(folder, f"resume='{folder.path}'", "train.tokens=3e6", "overwrite=true")
-    assert message.startswith(f"overwrite=true: would delete the run that resume={folder.path} is to train further; ")
+    check_refusal(folder, "overwrite=true", f"resume='{folder.path}'", "train.tokens=3e6", "overwrite=true")
 
 
 def test_overwrite_starts_over_whatever_the_folder_held(folder: RunFolder) -> None:
     begun(folder, status="done")
     (folder.path / "tensorboard").mkdir()
     (folder.path / "tensorboard" / "events").touch()
+    for damaged in ("status.json", "resolved.yaml", "overrides.yaml", "environment.json"):
+        (folder.path / damaged).write_text("{")
     cfg = compose_config("size=pico", "optim.lr=1", "overwrite=true")
     folder.check(cfg, {})
     with locked(folder.path):
@@ -241,9 +225,7 @@ def test_a_run_with_other_kernels_says_so(library: str, folder: RunFolder, capsy
 def test_a_folder_of_other_files_is_refused_and_left_alone(overrides: list[str], folder: RunFolder) -> None:
     folder.path.mkdir()
     (folder.path / "thesis.tex").write_text("years of work")
-    message = refusal(folder, *overrides)
-    assert str(folder.path) in message
-    assert "another name" in message
+    check_refusal(folder, "name: ", *overrides)
 
 
 @pytest.mark.slow
@@ -252,24 +234,7 @@ def test_a_recipe_that_differs_is_told_as_what_the_command_chose(command: Comman
     first = command(*run, "arch=gpt2")
     (first.run / "status.json").write_text('{"status": "interrupted", "message": ""}')
     ran = command(*run, "arch=llama")
-    assert (ran.code, ran.err[:41]) == (2, "error: arch=llama: the run in runs/n/a/se")
-    assert "has arch=gpt2; " in ran.err
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "- 5\nb: c", "5", "\x00"])
-@pytest.mark.parametrize("name", ["status.json", "resolved.yaml", "overrides.yaml", "environment.json"])
-def test_a_damaged_file_is_named_unless_the_run_starts_over(folder: RunFolder, name: str, content: str) -> None:
-    begun(folder, status="interrupted")
-    check(folder)
-    (folder.path / name).write_text(content)
-    if (name, content) == ("overrides.yaml", "[]"):  # which is what it holds
-        return
-    check(folder, "overwrite=true")
-    told = rf"^[^\n]*{folder.path}[^\n]*{name}:? is damaged, [^\n]*; restore the file, or train [^\n]* overwrite=true$"
-    with pytest.raises(ConfigError, match=told):
-        check(folder)
-    with pytest.raises(ConfigError, match=told):
-        check_start(planned(f"resume='{folder.path}'"))
+    check_refused(ran, "arch=llama: the run in runs/n/a/seed=1 has arch=gpt2; ")
 
 
 @pytest.mark.process

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
 from llama_lab.runs.metrics import NO_ROWS, described, read_cells, read_metrics
 from llama_lab.runs.stored import COLUMNS
 from llama_lab.training.loggers import MetricsCSV
-from llama_lab.util.errors import ConfigError
+from tests.refusals import refusing
 
 ROWS = [
     {"step": 10, "tokens": 2560, "seconds": 0.1, "train/loss": 5.25, "perf/peak_memory_bytes": 460435456},
@@ -80,21 +78,8 @@ def test_a_resumed_run_keeps_exactly_the_rows_before_its_checkpoint_whatever_col
     assert read_metrics(table.path) == ROWS
 
 
-DAMAGE = {
-    "a digit": lambda text: text.replace("5.25", "5.35"),
-    "no number": lambda text: text.replace("5.25", "5.x5"),
-    "a column": lambda text: text.replace("train/loss", "train/lost"),
-    "cut": lambda text: text[: text.index("4864")],
-    "emptied": lambda text: "",
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_rows_other_than_those_before_the_checkpoint_are_refused(damage: str, tmp_path: Path) -> None:
+def test_rows_other_than_those_before_the_checkpoint_are_refused(tmp_path: Path) -> None:
     table = written(tmp_path)
-    table.path.write_text(DAMAGE[damage](table.path.read_text()))
-    with pytest.raises(ConfigError, match=rf"^{table.path}: is damaged, .*; restore it, choose another name, or start"):
-        MetricsCSV(table.path).forget_after(table.rows)
-    table.path.unlink()
-    with pytest.raises(ConfigError, match="does not begin with the 3 rows before the checkpoint"):
+    table.path.write_text(table.path.read_text().replace("5.25", "5.35"))
+    with refusing(f"{table.path}: is damaged"):
         MetricsCSV(table.path).forget_after(table.rows)

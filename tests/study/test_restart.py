@@ -1,17 +1,14 @@
 """A study that is killed again and again ends as if it never had been."""
 
 import csv
-import os
 import random
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import TRAIN, RunTrain, last_of_each
-from tests.preloaded import PreloadedPython
+from tests.conftest import RunTrain
+from tests.study.planning import conducted
 
 STUDY = (
     "study=ladder",
@@ -20,10 +17,29 @@ STUDY = (
     "study.axes=[norm]",
     "study.seeds=[1,2]",
     "name=climb",
-    "train.tokens=10240",
+    "train.tokens=5120",
     "train.checkpoint_every=5",
+    "hydra/launcher=basic",
 )
+STEPS = 80  # of all runs
 TIMED = ("seconds", "tokens_per_second", "peak_memory", "mfu")  # parts of the names of columns that differ by chance
+
+# Trains as train.py does, until the kernel kills it some time after so many steps.
+MORTAL = """
+import itertools, os, signal
+from llama_lab.cli import train_command
+from llama_lab.training.checkpointing import Checkpointing
+
+after, steps = Checkpointing.on_train_batch_end, itertools.count(1)
+
+def on_train_batch_end(self, *rest):
+    after(self, *rest)
+    if next(steps) == int(os.environ["STEPS"]):
+        signal.setitimer(signal.ITIMER_REAL, float(os.environ["SECONDS"]))
+
+Checkpointing.on_train_batch_end = on_train_batch_end
+train_command()
+"""
 
 
 def untimed(table: Path) -> list[dict[str, str]]:
@@ -33,37 +49,22 @@ def untimed(table: Path) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if not any(part in k for part in TIMED)} for row in rows]
 
 
-def conduct(preloaded: PreloadedPython, command: list[str], cwd: Path, patience: float) -> bool:
-    """Start a study, kill it with its process group after `patience` seconds; whether it came to its end before."""
-    process = preloaded.start(
-        command, executable=preloaded.executable, cwd=cwd, stdout=subprocess.DEVNULL, start_new_session=True
-    )
-    try:
-        assert process.wait(timeout=patience) == 0
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        return False
-    return True
-
-
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_ten_kills_at_random_moments_change_no_number_of_the_report(
-    run_train: RunTrain, preloaded: PreloadedPython, tiny: list[str], tmp_path_factory: pytest.TempPathFactory
+def test_kills_at_random_moments_change_no_number_of_the_report(
+    run_train: RunTrain, tiny: list[str], environment: dict[str, str], tmp_path: Path
 ) -> None:
-    began = time.monotonic()
-    uninterrupted = run_train(*tiny, *STUDY)
-    took = time.monotonic() - began
-    assert uninterrupted.code == 0, uninterrupted.err
-    expected = untimed(uninterrupted.cwd / "runs" / "climb" / "summary.csv")
-    assert len(expected) == 2
-
-    command = [str(TRAIN), *last_of_each([*tiny, *STUDY])]
     draw = random.Random(1)
-    kills = 0
-    while kills < 10:
-        cwd = tmp_path_factory.mktemp("killed")
-        while not conduct(preloaded, command, cwd, draw.uniform(0.2, 0.9) * took):
-            kills += 1
-        assert untimed(cwd / "runs" / "climb" / "summary.csv") == expected
+    script = tmp_path / "mortal.py"
+    script.write_text(MORTAL)
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    for _ in range(2):
+        moment = {"STEPS": str(draw.randrange(STEPS // 2)), "SECONDS": str(draw.uniform(0.001, 0.1))}
+        assert run_train(*tiny, *STUDY, script=script, cwd=killed, **moment).code == -signal.SIGALRM
+    found = []
+    for folder in (killed, tmp_path / "whole"):
+        folder.mkdir(exist_ok=True)
+        assert conducted(folder, environment, *tiny, *STUDY).code == 0
+        found.append(untimed(folder / "runs" / "climb" / "summary.csv"))
+    assert found[0] == found[1]
+    assert len(found[0]) == 2

@@ -5,7 +5,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,21 +13,22 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.rate_choice import chosen_rate
 from llama_lab.config.components import build_model
-from llama_lab.runs.folder import OUTPUT, RunFolder
+from llama_lab.config.schema import flatten
+from llama_lab.runs.folder import OUTPUT
 from llama_lab.runs.study import Study
 from llama_lab.study.design import tuning
 from llama_lab.training import train as train_module
 from tests.conftest import Command, Ran, RunTrain
-from tests.study.planning import conducted, refusal
+from tests.refusals import check_refused
+from tests.study.planning import conducted, planned_study
 from tests.training.offline import OfflineRun
 
-SHORT = ("train.tokens=5120", "train.evaluations=2")  # 20 steps
+SHORT = ("train.tokens=2560", "train.evaluations=2")  # 10 steps
 QUICK = ("study.measure_speed=false", *SHORT)
 LADDER = (
     "study=ladder",
@@ -54,9 +54,9 @@ def ladder(tiny: list[str], environment: dict[str, str], tmp_path_factory: pytes
 
 
 @pytest.fixture(scope="module")
-def grid_search(run_train: RunTrain, tiny: list[str]) -> Ran:
+def grid_search(tiny: list[str], environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """The study GRID, trained once for all tests of this file."""
-    return run_train(*tiny, *GRID)
+    return conducted(tmp_path_factory.mktemp("grid"), environment, *tiny, *GRID)
 
 
 def copied(ran: Ran, cwd: Path) -> Path:
@@ -120,31 +120,23 @@ def test_a_ladder_trains_every_rung_at_every_seed_and_reports(ladder: Ran) -> No
     assert (ladder.code, ladder.err) == (0, "")
     folder = ladder.cwd / "runs" / "climb"
     arms = ["vanilla", "+rmsnorm", "+swiglu"]
-    assert set(statuses(folder)) == {f"{arm}/seed={seed}" for arm in arms for seed in (1, 2)}
-    assert set(statuses(folder).values()) == {"done"}
+    assert statuses(folder) == {f"{arm}/seed={seed}": "done" for arm in arms for seed in (1, 2)}
     record = Study.load(folder)
     assert [arm.name for arm in record.arms] == arms
     assert record.command.startswith("python train.py size=pico")
-    for name in ("report.html", "summary.csv"):
-        assert (folder / name).stat().st_size > 100
-    assert "vanilla" in ladder.out
     assert f"the report is {Path('runs/climb/report.html')}" in ladder.out
+
+
+CORNERS = ("vanilla/seed=1", "+swiglu/seed=2")
 
 
 @pytest.mark.slow
 def test_arms_differ_in_their_axes_and_their_matched_width_alone(climb: Path) -> None:
-    runs = {path: RunFolder(climb / path) for path in summaries(climb)}
-    configs = {path: (run.path / "resolved.yaml").read_text() for path, run in runs.items()}
-    base = yaml.safe_load(configs["vanilla/seed=1"])
-    top = yaml.safe_load(configs["+swiglu/seed=2"])
-    assert base["model"]["hidden_dim"] != top["model"]["hidden_dim"] != 88
-    for config in (base, top):
-        for key in ("hidden_dim", "norm", "ffn", "seed"):
-            del config["model"][key]
-        for key in ("arm", "seed"):
-            del config[key]
-        del config["data"]["seed"]
-    assert base == top
+    base, top = (flatten(yaml.safe_load((climb / run / "resolved.yaml").read_text())) for run in CORNERS)
+    assert base["model.hidden_dim"] != top["model.hidden_dim"] != 88
+    different = {key for key in base.keys() | top.keys() if base.get(key) != top.get(key)}
+    expected = ("model.hidden_dim", "model.norm", "model.ffn", "model.seed", "arm", "seed", "data.seed")
+    assert {key for key in different if not key.startswith(expected)} == set()
     params = {summary["params_non_embedding"] for summary in summaries(climb).values()}
     assert max(params) / min(params) < 1.01
 
@@ -153,37 +145,20 @@ def test_a_study_that_nobody_touched_is_accused_of_nothing(climb: Path) -> None:
     record = Study.load(climb)
     assert record.arms[1].settings["model.norm._target_"] == "llama_lab.model.norm.RMSNorm"
     assert "model.dim" not in record.arms[1].settings
-    # What is true of two seeds, of 20 steps, and of this machine.
-    expected = ("One learning rate", "Logged speeds", "The code had", "Matching left", "Two seeds")
-    for known in (record, replace(record, arms=tuple(replace(arm, settings=None) for arm in record.arms))):
-        found = [w for w in analyse(known, climb).warnings if not w.startswith(expected)]
-        assert [w for w in found if "learned more" not in w] == []
+    # What is true of two seeds, of 10 steps, and of this machine.
+    expected = ("One learning rate", "Logged speeds", "The code had", "Matching left", "Two seeds", "Arms vary more")
+    found = [warning for warning in analyse(record, climb).warnings if not warning.startswith(expected)]
+    assert [warning for warning in found if "learned more" not in warning] == []
 
 
-@pytest.mark.slow
-def test_the_sizes_of_a_user_s_components_are_checked_by_their_study(study: Callable[..., Ran], tmp_path: Path) -> None:
-    option = tmp_path / "my_conf" / "norm" / "mine.yaml"
-    option.parent.mkdir(parents=True)
-    option.write_text("# @package model.norm\n_target_: tests.analysis.synthetic.MyNorm\n_partial_: true\neps: 1e-5\n")
-    kv_heads = ("study=kv_heads", "study.kv_heads=[2,1]", "study.seeds=[1]", "name=mine", "norm=mine", *QUICK)
-    ran = study("--config-dir=my_conf", *kv_heads)
-    assert ran.code == 0, ran.err
-    report = ran.cwd / "runs" / "mine" / "report.html"
-    assert "cannot be checked" not in report.read_text(encoding="utf-8")
-    found = analyse(Study.load(report.parent), report.parent).warnings
-    assert any("names tests.analysis.synthetic.MyNorm" in warning for warning in found)
-
-
-def test_arms_start_from_the_same_values_wherever_their_shapes_agree(climb: Path) -> None:
-    models = []
-    for arm in ("vanilla", "+swiglu"):
-        cfg = OmegaConf.load(climb / arm / "seed=2" / "resolved.yaml")
-        models.append(dict(build_model(cfg, 257).named_parameters()))
-    shared = [name for name in models[0] if name in models[1] and models[0][name].shape == models[1][name].shape]
-    assert any("attention" in name for name in shared)
-    assert any("embedding" in name for name in shared)
-    for name in shared:
-        assert torch.equal(models[0][name], models[1][name])
+def test_arms_start_from_the_same_values_wherever_their_shapes_agree(tiny: list[str]) -> None:
+    plan = planned_study(*tiny, *LADDER)
+    first, *others = (dict(build_model(arm.runs[0].run.cfg, 257).named_parameters()) for arm in plan.arms)
+    for other in others:
+        shared = [name for name in first if name in other and first[name].shape == other[name].shape]
+        assert any("attention" in name for name in shared)
+        assert any("embedding" in name for name in shared)
+        assert all(torch.equal(first[name], other[name]) for name in shared)
 
 
 @pytest.mark.slow
@@ -211,7 +186,6 @@ def test_a_dry_run_has_the_state_per_sequence_of_recurrent_arms(study: Callable[
 def test_a_dry_run_prices_a_study_on_devices_that_are_not_here(study: Callable[..., Ran]) -> None:
     ran = study(*LADDER, "study.dry_run=true", "device=h100", "trainer.devices=8", "estimate_mfu=0.5")
     assert (ran.code, ran.err) == (0, "")
-    assert "device-hours in all: " in ran.out
     assert "from 50% of the peak of 8 x h100" in ran.out
     assert not (ran.cwd / "runs").exists()
 
@@ -221,10 +195,12 @@ def test_the_same_command_and_a_comparison_of_all_pairs_train_nothing(study: Cal
     before, table = written(climb), (climb / "summary.csv").read_text()
     assert study(*LADDER).code == 0
     assert (written(climb), (climb / "summary.csv").read_text()) == (before, table)
-    ran = study(*LADDER, "study.compare=all")
-    assert (ran.code, written(climb)) == (0, before)
-    assert "tests of the 3 pairs of arms" in " ".join(ran.out.split())
+    assert study(*LADDER, "study.compare=all").code == 0
     assert "moderated paired tests of the 3 pairs of arms" in (climb / "report.html").read_text(encoding="utf-8")
+    assert study(*LADDER, "study.seeds=[2]").code == 0
+    left = "Not part of this report, though in its folder: +rmsnorm/seed=1, +swiglu/seed=1, vanilla/seed=1."
+    assert left in Study.load(climb).notes
+    assert written(climb) == before
 
 
 @pytest.mark.slow
@@ -241,26 +217,9 @@ def test_another_seed_trains_that_seed_alone(study: Callable[..., Ran], climb: P
 
 
 @pytest.mark.slow
-def test_seeds_that_are_left_out_are_reported(study: Callable[..., Ran], climb: Path) -> None:
-    assert Study.load(climb).notes == (
-        "vanilla and llama2 also differ on block, position, attention, embedding, init, which stay as in the baseline.",
-    )
-    assert study(*LADDER, "study.seeds=[2]").code == 0
-    left = "Not part of this report, though in its folder: +rmsnorm/seed=1, +swiglu/seed=1, vanilla/seed=1."
-    assert left in Study.load(climb).notes
-    assert left in (climb / "report.html").read_text(encoding="utf-8").replace("<wbr>", "")
-
-
-@pytest.mark.slow
 def test_a_changed_arm_is_refused_and_retrained_on_demand_alone(study: Callable[..., Ran], climb: Path) -> None:
     before = written(climb)
-    refused = study(*LADDER, "optim.lr=1e-3")
-    assert refused.code == 2
-    assert re.fullmatch(
-        r"error: optim.lr=0.001: 6 runs of runs/climb are not what .*, such as vanilla/seed=1 with optim.lr=0.002; "
-        r".*study.overwrite=true\n",
-        refused.err,
-    )
+    check_refused(study(*LADDER, "optim.lr=1e-3"), "optim.lr=0.001: 6 runs of runs/climb ")
     assert written(climb) == before
     only_ffn = [o for o in LADDER if not o.startswith("study.axes")] + ["study.axes=[ffn,norm]"]
     assert study(*only_ffn).code == 2  # +swiglu comes first now, with another norm
@@ -301,6 +260,7 @@ def tuning_losses(folder: Path, arm: str, seed: int) -> dict[float, float]:
     return {float(n.split("-lr=")[1].split("/")[0]): loss for n, loss in found.items() if n.startswith(f"{arm}-lr=")}
 
 
+@pytest.mark.slow
 def test_each_judged_run_has_the_rate_of_its_tuning_seed(
     study: Callable[..., Ran], grid_search: Ran, grid: Path
 ) -> None:
@@ -314,98 +274,84 @@ def test_each_judged_run_has_the_rate_of_its_tuning_seed(
     assert rates(grid) == expected
     result = analyse(Study.load(grid), grid)
     assert [record.seed for record in result.arms[1].records] == [1, 2], "what tunes is not compared"
-    assert result.seeds == (1, 2)
     assert result.learning_rates[1].chosen == {s: expected[f"llama2/seed={s}"] for s in (1, 2)}
     before = written(grid)
     assert study(*GRID).code == 0
     assert written(grid) == before
 
 
+@pytest.mark.slow
 def test_tuning_runs_are_validated_once_on_other_documents_than_judged_runs(grid: Path) -> None:
-    found = summaries(grid)
-    hashes = {name: (("-lr=" in name), run["data_hash"]) for name, run in found.items()}
-    assert len(set(hashes.values())) == 2 == len({of_hash for _, of_hash in hashes.values()})
-    losses = {name: pd.read_csv(grid / name / "metrics.csv")["val/loss"] for name in found}
-    assert {("-lr=" in name, own.count()) for name, own in losses.items()} == {(True, 1), (False, 2)}
+    hashes: dict[bool, set[str]] = {True: set(), False: set()}
+    for name, run in summaries(grid).items():
+        tunes = "-lr=" in name
+        hashes[tunes].add(run["data_hash"])
+        assert pd.read_csv(grid / name / "metrics.csv")["val/loss"].count() == (1 if tunes else 2)
+    assert [len(found) for found in hashes.values()] == [1, 1]
+    assert hashes[True] != hashes[False]
     result = analyse(Study.load(grid), grid)
-    assert result.metric == "val/loss", "judged runs read one text"
     assert not [w for w in result.warnings if "Runs differ" in w or "differs" in w]
     assert any("Tuning runs are validated on one half of the validation documents" in note for note in result.notes)
 
 
 @pytest.mark.slow
 def test_a_rate_that_diverges_is_not_judged_unless_all_do(study: Callable[..., Ran], tmp_path: Path) -> None:
-    folder, settings = tmp_path / "runs" / "grid", (*DIVERGING, "study.seeds=[1]")
-    assert study(*[o.replace("4e-3", "1e30") for o in GRID], *settings).code == 0
+    folder, grid = tmp_path / "runs" / "grid", [*GRID, *DIVERGING, "study.seeds=[1]"]
+    assert study(*grid, "study.learning_rates=[1e-3,1e30]").code == 0
     assert statuses(folder)["llama2-lr=1e+30/seed=1001"] == "diverged"
     assert rates(folder) == {"vanilla/seed=1": 1e-3, "llama2/seed=1": 1e-3}
     shutil.rmtree(folder)
-    grid = [o.replace("[1e-3,4e-3]", "[1e29,1e30]") for o in GRID]
-    ran = study(*grid, *settings)
+    ran = study(*grid, "study.learning_rates=[1e29,1e30]")
     assert ran.code == 1
     assert rates(folder) == {"vanilla/seed=1": 1e29, "llama2/seed=1": 1e29}
-    assert set(statuses(folder).values()) == {"diverged"}
     assert "diverged in 1 of 1 seed" in ran.out
     before = written(folder)
-    assert study(*grid, *settings).code == 1
+    assert study(*grid, "study.learning_rates=[1e29,1e30]").code == 1
     assert written(folder) == before, "they would diverge again"
 
 
+@pytest.mark.slow
 def test_an_interrupted_tuning_run_delays_the_choice_alone(study: Callable[..., Ran], grid: Path) -> None:
-    expected = rates(grid)
-    tuning = "llama2-lr=0.004/seed=1001"
-    for run in (tuning, "llama2/seed=1", "llama2/seed=2"):
+    expected, tunes = rates(grid), "llama2-lr=0.004/seed=1001"
+    for run in (tunes, "llama2/seed=1", "llama2/seed=2"):
         shutil.rmtree(grid / run)
-    with failing(tuning, "stopped"):
+    with failing(tunes, "stopped"):
         assert study(*GRID).code == 1
     assert "llama2/seed=1" not in statuses(grid), "its rate is not known yet"
     assert statuses(grid)["llama2/seed=2"] == "done"
     before = written(grid)
     assert study(*GRID).code == 0
     assert rates(grid) == expected
-    assert changed(grid, before) == {tuning, "llama2/seed=1"}
+    assert changed(grid, before) == {tunes, "llama2/seed=1"}
 
 
 @pytest.mark.slow
 def test_a_grid_goes_on_if_its_best_rate_is_an_end(study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert tuning.MOST_EXTENSIONS == 6
     monkeypatch.setattr(tuning, "MOST_EXTENSIONS", 2)
-    grid = [o.replace("[1e-3,4e-3]", "[1e-5,2e-5]") for o in GRID]
-    short = study(*grid, "study.seeds=[1]")
+    grid = [*GRID, "study.learning_rates=[1e-5,2e-5]", "study.seeds=[1]"]
+    short = study(*grid)
     folder = short.cwd / "runs" / "grid"
     assert rates(folder) == {"vanilla/seed=1": 2e-5, "llama2/seed=1": 2e-5}
-    said = " ".join(short.out.split()).replace("\N{MINUS SIGN}", "-")
-    assert "Best at an end of the grid of learning rates: " in said
-    assert "llama2 at 2e-5 of 1e-5 to 2e-5" in said
-    refused = study(*grid, "study.seeds=[1]", "study.extend_rates=true")
-    assert refused.code == 2
-    assert "study.learning_rates: 2 runs of runs/grid, such as vanilla/seed=1, took their rates" in refused.err
-    longer = study(*grid, "study.seeds=[1]", "study.extend_rates=true", "study.overwrite=true")
-    assert longer.code == 0
+    assert "Best at an end of the grid of learning rates: " in " ".join(short.out.split())
+    check_refused(study(*grid, "study.extend_rates=true"), "study.learning_rates")
+    assert study(*grid, "study.extend_rates=true", "study.overwrite=true").code == 0
     tried = {float(run.partition("-lr=")[2].partition("/")[0]) for run in statuses(folder) if "llama2-lr" in run}
     between = {1.414e-5, 5.657e-5}  # beside the best, before and after
-    assert tried - between == {1e-5, 2e-5, 4e-5, 8e-5}, "two more, and no end"
-    assert between < tried
+    assert tried == {1e-5, 2e-5, 4e-5, 8e-5} | between, "two more, and no end"
     assert rates(folder) == {"vanilla/seed=1": 8e-5, "llama2/seed=1": 8e-5}
-    assert study(*grid, "study.seeds=[1]", "study.extend_rates=true").code == 0
 
 
 @pytest.mark.slow
 def test_after_a_kill_no_old_weights_are_taken_up(study: Callable[..., Ran], ladder: Ran, tmp_path: Path) -> None:
     """A run's checkpoints and config go first, and its status last: between them it must not be taken up."""
-    ours = [o for o in LADDER if not o.startswith(("study.axes", "study.seeds"))]
+    only = ("study.axes=[norm]", "study.seeds=[1]", "optim.lr=1e-5", "study.overwrite=true")
     losses = set()
-    for left in ("nothing", "resolved.yaml", "status.json"):
+    for killed in (False, True):
         run = copied(ladder, tmp_path) / "vanilla" / "seed=1"
-        if left != "nothing":
+        if killed:
             shutil.rmtree(run / "checkpoints")
             (run / "resolved.yaml").unlink()
-        if left == "status.json":  # the last thing that is cleared
-            shutil.rmtree(run)
-            run.mkdir()
-            (run / "status.json.tmp").write_text("{")
-        only = ("study.axes=[norm]", "study.seeds=[1]", "optim.lr=1e-5", "study.overwrite=true")
-        assert study(*ours, *only).code == 0
+        assert study(*LADDER, *only).code == 0
         losses.add(json.loads((run / "summary.json").read_text())["val/loss"])
         shutil.rmtree(run.parents[1])
     assert len(losses) == 1
@@ -422,9 +368,9 @@ def test_an_experiment_may_hold_a_study_but_not_a_seed(study: Callable[..., Ran]
     assert (ran.code, ran.err) == (0, "")
     assert set(statuses(tmp_path / "runs" / "ours")) == {"vanilla/seed=4", "+rmsnorm/seed=4"}
     experiment.write_text(text + "seed: 7\n")
-    assert study("--config-dir=my_conf", "experiment=mine").err.startswith("error: seed=7: a study's seeds are")
+    check_refused(study("--config-dir=my_conf", "experiment=mine"), "seed=7")
     experiment.write_text(text.replace("defaults:", "defaults:\n  - override /arch: gpt2"))
-    assert study("--config-dir=my_conf", "experiment=mine").err.startswith("error: arch=gpt2: a study's recipes are")
+    check_refused(study("--config-dir=my_conf", "experiment=mine"), "arch=gpt2")
 
 
 def test_every_run_of_a_study_is_a_command_of_its_own(climb: Path, command: Command) -> None:
@@ -442,75 +388,32 @@ def test_multirun_and_cfg_keep_working(study: Callable[..., Ran]) -> None:
     assert "design.Ladder" in shown.out
     assert not (shown.cwd / "runs").exists()
     assert study("--multirun", *LADDER, "study.dry_run=true").out.startswith("climb: 3 arms")
-    swept = study("--multirun", "norm=layernorm,rmsnorm", "name=plain", *SHORT)
-    assert set(statuses(swept.cwd / "runs" / "plain").values()) == {"done"}
-    refused = study("--multirun", "study=ladder,add_one", *SHORT)
-    assert refused.code != 0
-    assert "study=ladder: takes the place of a sweep, one study per command" in refused.err
+    assert study("--multirun", "study=ladder,add_one", *SHORT).code == 2
 
 
 @pytest.mark.slow
 def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) -> None:
     ran = study("study=context", "study.positions=[rope,sinusoidal]", "model.dim=36", "model.head_dim=9", *QUICK)
-    assert ran.code == 2
-    assert re.fullmatch(r"error: .*(rotary|even|head_dim).*\(arm rope\)\n", ran.err)
+    check_refused(ran, "model.")
+    assert "(arm rope)" in ran.err
     assert not (ran.cwd / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    {
-        "study=ladder study.axis=[norm]": r"study.axis=\[norm\]: no such key here, it belongs to study=options",
-        "study=ladder optim.lr=1e-3": "optim.lr=1e-3: the study sets optim.lr itself.*study.learning_rates=null",
-        "study=add_one study.extend_rates=true": "study.extend_rates=true: there is no grid to extend",
-        "study=ladder overwrite=true": "overwrite=true: study.overwrite=true retrains",
-        "study=ladder study.axes=[norm] norm=none": "study.target=llama2: is the same as study.base=vanilla on norm",
-        "study=depth schedule.warmup=0.1": "schedule.warmup=0.1: the study sets schedule.warmup itself",
-        "study=ladder study.learning_rates=null optim.lr=-1 study.axes=[norm]": r"optim.*lr.*\(arm vanilla\)",
-        "study=context study.lengths=[a]": r"study.lengths=\[a\]: must be one or more distinct levels, each a number",
-        "study=learning_rate study.learning_rates=1e-3": "study.learning_rates=0.001: must be a list",
-        "study=recipes arch=gpt2": "arch=gpt2: a study's recipes are study.base and study.target, or study.recip",
-        "study=recipes study.recipes=[gpt2,llama2] model.dim=48 model.n_heads=3": r"model.n_kv_heads=2: .*llama2\)",
-        "study=recipes study.recipes=[gpt2,llama2] match=active": "match=active: no arm has experts, so all parameters",
-        "study=recipes study.recipes=[gpt2,llama2,llama3] position=rope": "study: arms llama2 and llama3 have the same",
-        "study=options study.axis=ffn study.options=[relu,gelu] pattern=global_every_2nd": "pattern=.*: changes noth",
-        "study=ladder trainer=cpu trainer.devices=2": "trainer.devices=2: hydra/launcher=basic trains on one",
-        "study=ladder name=a/b": "name=a/b: names a folder below runs_dir",
-        "study=ladder study.seeds=[1,1]": r"study.seeds=\[1, 1\]: must be whole numbers, each once",
-        "study=ladder study.seeds=[]": r"study.seeds=\[\]: must be whole numbers",
-        "study=ladder study.tuning_seeds=[4,5,3]": r"study.tuning_seeds=\[4, 5, 3\]: 3 would be judged too",
-        "study=ladder study.tuning_seeds=[4,4,5]": "study.tuning_seeds=.*whole numbers, each once",
-        "study=ladder study.learning_rates=null study.tuning_seeds=[4,5,6]": "study.tuning_seeds: there are no rates",
-        "study=ladder study.compare=pairs": "study.compare=pairs: unknown; choose baseline or all",
-        "study=ladder study.margin=0": "study.margin=0: must be a positive change of the loss",
-    }.items(),
-)
-def test_what_cannot_be_is_refused_in_one_line(
-    typed: str, message: str, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert re.match(message, line := refusal(*tiny, *typed.split(), *SHORT)), line
-
-
-@pytest.mark.slow
-def test_an_arm_may_lose_the_windows_that_its_pattern_acts_on(study: Callable[..., Ran]) -> None:
+def test_an_arm_may_lose_the_windows_that_its_pattern_acts_on(tiny: list[str]) -> None:
     """Without them all layers are alike, in another model than the baseline's."""
     recipes = ["study=leave_one_out", "study.base=llama", "study.target=gemma2", "study.axes=[pattern,attention]"]
-    quick = ["study.seeds=[1]", "study.learning_rates=null", *QUICK[:1], "train.tokens=512", "train.evaluations=1"]
-    ran = study(*recipes, *quick, "name=left")
-    assert ran.code == 0, ran.err
-    assert (ran.cwd / "runs" / "left" / "gemma2-gqa_gemma2" / "seed=1" / "summary.json").exists()
+    plan = planned_study(*tiny, *recipes, *QUICK, "study.learning_rates=null")
+    assert "gemma2-gqa_gemma2" in [arm.arm.name for arm in plan.arms]
 
 
 def test_dashboards_show_arms_tags_and_final_metrics(run_train: RunTrain, tiny: list[str]) -> None:
-    ran = run_train(*tiny, *LADDER, "study.seeds=[1]", "study.axes=[norm]", "logger=all")
+    ran = run_train(*tiny, *LADDER, "study.seeds=[1]", "study.axes=[norm]", "logger=all", "hydra/launcher=basic")
     assert ran.code == 0, ran.err
     folder = ran.cwd / "runs" / "climb"
     events = EventAccumulator(str(folder / "+rmsnorm" / "seed=1" / "tensorboard"))
     events.Reload()
     plugin = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    for shown in (b"rmsnorm", b"arm", b"norm"):
-        assert shown in plugin
+    assert b"rmsnorm" in plugin
     assert b"ffn" not in plugin, "in which no arm differs"
     assert "final/val/loss" in events.Tags()["scalars"]
 
@@ -519,16 +422,10 @@ def test_dashboards_show_arms_tags_and_final_metrics(run_train: RunTrain, tiny: 
     assert (report.run.run_group, report.run.job_type) == ("climb", "report")
     media = next(folder.glob("wandb/offline-run-*/files/media"))
     (table,) = media.glob("**/arms*.table.json")
-    columns = json.loads(table.read_text())["columns"]
     assert "+rmsnorm" in table.read_text()
-    assert len(columns) <= 10, "wider than a screen"
-    assert (report.config["design"], report.config["train.tokens"]) == ("ladder", 5120)
-    (page,) = media.glob("html/report*.html")
-    assert "vegaEmbed" in page.read_text()
-    drawn = {file.name.partition("_")[0]: file.read_text() for file in media.glob("html/figures/*.html")}
-    assert drawn.keys() >= {"Change at each step", "Loss over training", "Difference over training"}
-    assert all("<svg" in picture for picture in drawn.values())
+    assert len(json.loads(table.read_text())["columns"]) <= 10, "wider than a screen"
+    drawn = {file.name.partition("_")[0] for file in media.glob("html/figures/*.html")}
+    assert drawn >= {"Change at each step", "Loss over training", "Difference over training"}
     assert (arm.run.run_group, arm.run.display_name) == ("climb", "+rmsnorm/seed=1")
     assert {"arch=vanilla", "norm=rmsnorm"} <= set(arm.run.tags)
-    assert arm.config["choices"]["norm"] == "rmsnorm"
     assert arm.step_metrics["*"] == "tokens"

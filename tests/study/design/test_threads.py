@@ -12,16 +12,17 @@ from llama_lab.runs.stored import Environment
 from llama_lab.study.design import threads
 from llama_lab.study.design.threads import SMALL, threads_per_run
 
+CPU = Hardware("cpu", 1, 1, "32-true", "cpu")
+CONFIG = OmegaConf.create({"train": {"batch_size": 8, "micro_batch_size": 2}, "model": {"max_seq_len": 16}})
 
-def plan(folder: Path, *flops: float, hardware: Hardware | None = None) -> Any:
+
+def plan(folder: Path, *flops: float, hardware: Hardware = CPU) -> Any:
     """A plan whose arms take so many training FLOPs per micro-batch, with a run each."""
-    hardware = hardware or Hardware("cpu", 1, 1, "32-true", "cpu")
-    cfg = OmegaConf.create({"train": {"batch_size": 8, "micro_batch_size": 2}, "model": {"max_seq_len": 16}})
     arms = []
     for i, each in enumerate(flops):
-        run = SimpleNamespace(hardware=hardware, folder=SimpleNamespace(path=folder / str(i)))
-        cost, draft = SimpleNamespace(train_flops_per_token=each / 32), SimpleNamespace(cfg=cfg)
-        arms.append(SimpleNamespace(cost=cost, draft=draft, runs=[SimpleNamespace(run=run)]))
+        run = SimpleNamespace(run=SimpleNamespace(hardware=hardware, folder=SimpleNamespace(path=folder / str(i))))
+        cost = SimpleNamespace(train_flops_per_token=each / 32)
+        arms.append(SimpleNamespace(cost=cost, draft=SimpleNamespace(cfg=CONFIG), runs=[run]))
     return SimpleNamespace(arms=arms, tuning=[], runs=[arm.runs[0] for arm in arms], dataset=None)
 
 
@@ -39,11 +40,11 @@ def test_the_runs_of_small_models_have_one_thread_and_those_of_large_ones_all(tm
 
 
 def test_small_models_have_all_threads_where_copies_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(threads, "copies_fit", lambda *arguments: bool(asked.append(arguments)))
     few = plan(tmp_path, SMALL / 10, SMALL)
+    monkeypatch.setattr(
+        threads, "copies_fit", lambda run, dataset, copies: (run, copies) != (few.arms[1].runs[0].run, 8)
+    )
     assert threads_per_run(few) == 8
-    assert asked == [(few.arms[1].runs[0].run, None, 8)]
 
 
 def test_a_users_number_of_threads_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

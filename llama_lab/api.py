@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 from hydra._internal.hydra import Hydra
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config import components
 from llama_lab.config.components import CONF_DIR, model_cost, register_resolvers
-from llama_lab.config.composing import without
+from llama_lab.config.composing import compose
 from llama_lab.config.grammar import to_hydra
 from llama_lab.config.messages import USER_ERRORS, one_line
 from llama_lab.config.trust import Trust
@@ -46,9 +46,7 @@ def load_config(overrides: Sequence[str] = (), config_dir: str | Path | None = N
     check_list("overrides", overrides)
     typed = with_recorded(to_hydra(list(overrides)))
     with composing(typed, config_dir):
-        cfg = compose("config", overrides=typed, return_hydra_config=True)
-        choices = dict(cfg.hydra.runtime.choices)
-        cfg = without(cfg, "hydra")
+        cfg, choices = compose(typed)
         check_run(cfg, choices)
         check_effects([cfg], typed)
         check_numbers(cfg)

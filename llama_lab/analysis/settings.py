@@ -8,7 +8,8 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config import CONF_DIR
-from llama_lab.config.schema import CHANGEABLE, INDIRECT, belongs, flatten, option_file, options, read
+from llama_lab.config.composing import read_file
+from llama_lab.config.schema import CHANGEABLE, INDIRECT, belongs, flatten, option_file, options
 from llama_lab.runs.folder import resolved
 from llama_lab.runs.record import Record
 from llama_lab.runs.study import MATCHED
@@ -99,7 +100,11 @@ def planned_settings(
 def follows() -> dict[str, frozenset[str]]:
     """The keys of a model that some packaged option computes from others, with these."""
     files = [CONF_DIR / "config.yaml", *(option_file(group, option) for group in GROUPS for option in options(group))]
-    pairs = [(key, REFERENCE.findall(str(value))) for file in files for key, value in read(file)[0].items()]
+    pairs = [
+        (key, REFERENCE.findall(str(value)))
+        for file in files
+        for key, value in flatten(read_file(file).settings).items()
+    ]
     return {
         key: frozenset(other for one, others in pairs if one == key for other in others)
         for key in {one for one, others in pairs if others and belongs(one, ("model", "size"))}

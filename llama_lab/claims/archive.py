@@ -92,8 +92,8 @@ def configs_of(runs: Sequence[Sequence[str]], config_dir: str | None) -> list[Di
     """The configs of these overrides. One takes a third of a second to compose, so the runs of an arm share theirs."""
     overrides = [{override_key(one): one for one in run} for run in runs]
     shared = [tuple(one for key, one in given.items() if key not in OF_RUNS) for given in overrides]
-    with composing([], config_dir) as loader:
-        composed = {given: Composer(loader, ()).compose(*given)[0] for given in dict.fromkeys(shared)}
+    with composing([], config_dir):
+        composed = {given: Composer().compose(*given)[0] for given in dict.fromkeys(shared)}
     configs = [composed[given].copy() for given in shared]
     for cfg, given in zip(configs, overrides, strict=True):
         for key in OF_RUNS & given.keys():

@@ -33,11 +33,11 @@ ROUNDING = 1e-3  # of a loss in them between machines, relative
 def plan_of(claim: Claim) -> Plan:
     """The plan of a claim's study. Raises ConfigError where the study would, and for a statement on an arm it lacks."""
     words = to_hydra(claim.study)
-    with composing(words, claim.config_dir) as loader:
-        _, defaults = Composer(loader, ()).compose()
+    with composing(words, claim.config_dir):
+        _, defaults = Composer().compose()
         cfg = compose("config", overrides=words, return_hydra_config=True)
         command = read_command(cfg, words, defaults["arch"])
-        plan = plan_study(command, Composer(loader, command.shared))
+        plan = plan_study(command, Composer(command.shared))
     arms = [arm.name for arm in plan.study.arms]
     if missing := [name for said in claim.statements for name in (said.arm, said.against) if name not in arms]:
         raise ConfigError(f"{claim.name}: its study has no arm {missing[0]}; choose from {', '.join(arms)}")

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from llama_lab.util.errors import ConfigError, RunFailedError, first_line, require_positive, suggestion
 
 from . import CONF_DIR as CONF_DIR
-from .composing import last_loader, with_option
+from .composing import options_of, with_options
 from .layers import check_depth, different_layers, resolved, written
 
 if TYPE_CHECKING:
@@ -65,10 +65,10 @@ def expert_option(own: str, root: DictConfig) -> Any:
 
     Raises ConfigError for one that cannot be an expert.
     """
-    option = root.get("expert") or own
-    options, cfg = with_option("ffn", str(option), last_loader())
-    if cfg is None:
-        raise ConfigError(f"expert={option}: ffn has no such option{suggestion(str(option), options)}; choose another")
+    option, options = str(root.get("expert") or own), options_of("ffn")
+    if option not in options:
+        raise ConfigError(f"expert={option}: ffn has no such option{suggestion(option, options)}; choose another")
+    cfg = with_options({"ffn": option})
     if "expert" in cfg.model.ffn:
         raise ConfigError(f"expert={option}: has experts itself; choose another option of ffn")
     return written(cfg.model)

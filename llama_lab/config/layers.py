@@ -15,7 +15,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from llama_lab.util.errors import ConfigError, require_positive, suggestion
 
-from .composing import last_loader, with_option
+from .composing import options_of, with_options
 from .schema import flatten
 
 # What a layer may have of its own: components, each with the sizes that its options set, and sizes.
@@ -129,9 +129,10 @@ def of_slot(key: str, slot: str, own: Any, model: DictConfig) -> dict[str, Any]:
         raise ConfigError(f"{key}: a layer has no such part{suggestion(slot, known)}; choose of {', '.join(known)}")
     usual = written(model)[slot]
     if isinstance(own, str):
-        options, cfg = with_option(slot, own, last_loader())
-        if cfg is None:
+        options = options_of(slot)
+        if own not in options:
             raise ConfigError(f"{key}={own}: {slot} has no such option{suggestion(own, options)}")
+        cfg = with_options({slot: own})
         left_out = ("ffn", "hidden_dim") if cfg.model.ffn is None else ()  # by a block
         chosen = {part: written(cfg.model)[part] for part in (slot, *SLOTS[slot], *left_out)}
         return {} if resolved(chosen[slot], model) == resolved(usual, model) else chosen

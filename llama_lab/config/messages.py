@@ -7,18 +7,16 @@ from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from typing import NoReturn
 
-import hydra
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from llama_lab.util.errors import USER_ERROR, ConfigError, suggestion
 
-from . import CONF_DIR
 from .components import package_of
+from .composing import read_file, with_options
 from .grammar import override_key
-from .schema import COMPONENTS, flatten, groups, keys_of, option_file, options, read
+from .schema import COMPONENTS, flatten, groups, keys_of, option_file, options
 
 USER_ERRORS = (ConfigError, HydraException, OmegaConfBaseException)
 CLOSE = 0.6  # difflib's default cutoff
@@ -103,20 +101,18 @@ def known_keys(config: str, typed: Sequence[str]) -> list[str]:
     """Every key of the config with the group choices among overrides, and every group."""
     parts = (o.partition("=") for o in typed)
     ours = [(group, option) for group, _, option in parts if group in groups() and option in options(group)]
-    choices = [f"{group}={option}" for group, option in ours if config == "config"]
-    GlobalHydra.instance().clear()
-    with hydra.initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        cfg = hydra.compose(config, overrides=choices)
-    return [*(groups() if config == "config" else []), *flatten(OmegaConf.to_container(cfg))]
+    is_run = config == "config"
+    cfg = with_options(dict(ours) if is_run else {}, config)
+    return [*(groups() if is_run else []), *flatten(OmegaConf.to_container(cfg))]
 
 
 def options_defining(key: str) -> list[str]:
     """The options that set a key, by group: `position=rope | sinusoidal`; those that inherit it are left out."""
     found = []
     for group in groups():
-        files = [option_file(group, option) for option in options(group)]
-        having = [file for file in files if key in keys_of(file)]
-        first = [file.stem for file in having if not set(read(file)[1]) & set(having)]
+        having = [option for option in options(group) if key in keys_of(option_file(group, option))]
+        extended = {option: read_file(option_file(group, option)).extends for option in having}
+        first = [option for option in having if not {f"{group}/{one}" for one in having} & set(extended[option])]
         if first:
             found.append(f"{group}={' | '.join(first)}")
     return found

@@ -4,25 +4,22 @@ A key without a record in KEYS has the type of its default; settings of a compon
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import InitVar, dataclass
-from functools import cache, lru_cache
+from functools import cache
 from inspect import signature
 from pathlib import Path
 from pydoc import ErrorDuringImport, locate
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-import hydra
-from hydra.core.config_loader import ConfigLoader
-from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.util.errors import ConfigError, suggestion
 
 from . import CONF_DIR
+from .composing import merged, with_extended, with_options
 
 # The groups of an architecture, in the default order of a ladder.
 COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init", "pattern")
@@ -74,7 +71,7 @@ def maybe(*kinds: Kind, **settings: Any) -> Key:
 PRICED = "prices a study without training it; add study.dry_run=true, or leave this out"
 KEYS = {
     "hydra": Key(role="identity"),
-    "arch": Key(study="a study's recipes are study.base and study.target, or study.recipes"),
+    "arch": Key(study="leave it out; a study's recipes are study.base and study.target, or study.recipes"),
     "name": maybe(str, int, role="identity"),
     "arm": maybe(
         str,
@@ -83,7 +80,7 @@ KEYS = {
         study="a study names its arms",
         search="a search names the arms of its trials; leave it out",
     ),
-    "seed": Key(role="identity", study="a study's seeds are study.seeds"),
+    "seed": Key(role="identity", study="leave it out; a study's seeds are study.seeds"),
     "runs_dir": Key(path="folder", role="place"),
     "overwrite": Key(role="place", study="study.overwrite=true retrains the runs whose settings have changed"),
     "resume": maybe(
@@ -195,21 +192,10 @@ def option_file(group: str, option: str) -> Path:
 
 
 @cache
-def read(file: Path) -> tuple[dict[str, Any], tuple[Path, ...]]:
-    """The settings that a config file itself has, flattened, and the files in its defaults list."""
-    text = file.read_text(encoding="utf-8")
-    header = re.match(r"# @package (\S+)", text)
-    package = header[1] if header and header[1] != "_global_" else ""
-    content: Any = OmegaConf.to_container(OmegaConf.create(text))
-    parents = [parent for parent in content.pop("defaults", []) if isinstance(parent, str) and parent != "_self_"]
-    files = ((CONF_DIR if p.startswith("/") else file.parent) / f"{p.strip('/')}.yaml" for p in parents)
-    return flatten(content, package), tuple(files)
-
-
 def keys_of(file: Path) -> frozenset[str]:
-    """The keys that a config file sets, including those of the files in its defaults list."""
-    own, parents = read(file)
-    return frozenset(own).union(*map(keys_of, parents))
+    """The keys that a packaged config file sets, including those of the files that it extends."""
+    path = file.relative_to(CONF_DIR).with_suffix("").as_posix()
+    return frozenset(flatten(merged(with_extended(path))))
 
 
 def flatten(node: Any, prefix: str = "") -> dict[str, Any]:
@@ -225,14 +211,7 @@ def default_settings(choices: Mapping[str, str | None], config: str = "config") 
     """A config's settings with these group choices and no key changed, flattened; mandatory ones are None."""
     # An experiment is no default: it may be mistyped like the command line.
     groups = {g: option for g, option in choices.items() if option and g != "experiment" and not g.startswith("hydra/")}
-    overrides = tuple(f"{group}={option}" for group, option in groups.items())
-    return dict(composed_settings(config, overrides, GlobalHydra.instance().config_loader()))
-
-
-@lru_cache(maxsize=256)
-def composed_settings(config: str, overrides: tuple[str, ...], loader: ConfigLoader) -> dict[str, Any]:
-    """`default_settings`, cached for the runs of a sweep that differ in keys alone. loader: Hydra's current one."""
-    return flat_defaults(hydra.compose(config, overrides=list(overrides)))
+    return flat_defaults(with_options(groups, config))
 
 
 def flat_defaults(composed: DictConfig) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import accumulate, pairwise
 from math import ceil, floor, lcm
 from pathlib import Path
@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from llama_lab.config.composing import last_loader, with_option
+from llama_lab.config.composing import options_of, with_options
 from llama_lab.config.schema import check_kinds, flat_defaults, is_kind
 from llama_lab.util.errors import ConfigError, first_line, require_positive, suggestion
 from llama_lab.util.formatting import conjoin
@@ -222,9 +221,10 @@ def mixture_parts(mix: Any, parts: Any) -> DictConfig | None:
     if not isinstance(settings, dict) or not all(isinstance(own, dict) for own in settings.values()):
         raise ConfigError(f"data.parts={settings}: must be settings by part, such as {{mine: {{files: [a.txt]}}}}")
     if unknown := [str(name) for name in settings if name not in shares]:
-        raise ConfigError(f"data.parts.{unknown[0]}: is no part of data.mix, which has {', '.join(shares)}")
+        choose = f"give it a share, or choose of {', '.join(shares)}"
+        raise ConfigError(f"data.parts.{unknown[0]}: is no part of data.mix; {choose}")
     own = {name: json.dumps(settings.get(name, {})) for name in shares}
-    return OmegaConf.create({name: _part(name, own[name], last_loader()) for name in shares})
+    return OmegaConf.create({name: _part(name, own[name]) for name in shares})
 
 
 def exact_shares(mix: Any) -> dict[str, Fraction]:
@@ -249,18 +249,17 @@ def exact_shares(mix: Any) -> dict[str, Fraction]:
     return shares
 
 
-@lru_cache(maxsize=256)
-def _part(name: str, settings: str, loader: ConfigLoader | None) -> dict[str, Any]:
-    """The resolved config of a part with settings of its own, which JSON holds. loader: see `with_option`."""
+def _part(name: str, settings: str) -> dict[str, Any]:
+    """The resolved config of a part with settings of its own, which JSON holds."""
     own = json.loads(settings)
     option = str(own.pop("data", name))
-    options, cfg = with_option("data", option, loader)
-    known = [one for one in options if one != "mix"]
-    if cfg is None or option not in known:
+    known = [one for one in options_of("data") if one != "mix"]
+    if option not in known:
         raise ConfigError(
             f"data.mix.{name}: {option} is no data that can be mixed{suggestion(option, known)}; choose of "
             f"{', '.join(known)}, or name one of them, data.parts={{{name}: {{data: text, files: [a.txt]}}}}"
         )
+    cfg = with_options({"data": option})
     if "source" not in cfg.data:
         kind = "a probe" if "probe" in cfg.data else "of pairs"
         raise ConfigError(f"data.mix.{name}: {option} is {kind}, and only text can be mixed; leave it out")

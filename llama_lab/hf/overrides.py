@@ -1,14 +1,14 @@
 """Find the overrides that compose a model: an option per group, plus keys."""
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import register_resolvers
+from llama_lab.config.composing import merged, with_extended
 from llama_lab.config.grammar import to_override
-from llama_lab.config.schema import COMPONENTS, option_file, options, read
+from llama_lab.config.schema import COMPONENTS, options
 
 from .by_layer import node_key, spelt_out, without_layers
 from .family import as_factory, flat_settings
@@ -32,7 +32,7 @@ def overrides_of(settings: Settings) -> list[str]:
     groups = ["embedding", *(group for group in COMPONENTS if group not in others)]
     chosen: dict[str, str] = {"family": "encoder_decoder"} if "encoder_layers" in settings else {}
     sizes = nest({f"model.{key}": settings[key] for key in SIZES})
-    cfg = OmegaConf.merge(sizes, *(option_node(option_file(*one)) for one in chosen.items()))
+    cfg = OmegaConf.merge(sizes, *(option_node(*one) for one in chosen.items()))
     for group in (*groups, *["expert"] * has_experts):  # some read what the embedding sets, experts what ffn does
         found = choices(group)
         keys_to_set = {o: distance(group, settings, composed(cfg, option, sizes)) for o, option in found.items()}
@@ -66,16 +66,15 @@ def rule_of(different: dict[str, Any], usual: dict[str, Any]) -> dict[str, Any]:
 def choices(group: str) -> dict[str, DictConfig]:
     """The options of a packaged group, or of the key `expert`, and what they set, unresolved."""
     if group != "expert":
-        return {option: option_node(option_file(group, option)) for option in options(group)}
+        return {option: option_node(group, option) for option in options(group)}
     plain = (option for option, node in choices("ffn").items() if "expert" not in node.model.ffn)
     return {option: OmegaConf.create({"expert": None if option == "null" else option}) for option in ("null", *plain)}
 
 
 @cache
-def option_node(file: Path) -> DictConfig:
-    """What the file of a packaged option sets, with those in its defaults list, unresolved."""
-    own, parents = read(file)
-    return OmegaConf.merge(*map(option_node, parents), nest(own))  # type: ignore[return-value]
+def option_node(group: str, option: str) -> DictConfig:
+    """The settings of a packaged option, with those of the options that it extends, unresolved."""
+    return OmegaConf.create(merged(with_extended(f"{group}/{option}")))
 
 
 def composed(*parts: Any) -> Settings:

@@ -46,14 +46,14 @@ def execute(
     if there are new runs; returns whether all went well. Raises ConfigError before anything trains if an arm
     cannot be trained, or the study has changed since its runs.
     """
-    _, defaults = Composer(context.config_loader, ()).compose()
+    _, defaults = Composer().compose()
     command = read_command(cfg.copy(), arguments, defaults["arch"])
     launcher: Any = Plugins.instance().instantiate_launcher(hydra_context=context, task_function=task, config=cfg)
     option = command.launcher
     site = launcher.site if option in OWN_PROCESSES and cfg.device is None else None
     if cfg.device is not None:  # priced as if Slurm gave a run any number of these devices
         command, site = replace(command, launcher="slurm"), Site("slurm", ("gpu",), elsewhere=True)
-    plan = plan_study(command, Composer(context.config_loader, command.shared), site)
+    plan = plan_study(command, Composer(command.shared), site)
     print_plan(plan, speed_of(plan, cfg) if cfg.study.dry_run else None)
     if cfg.study.dry_run:
         if option == "slurm":

@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, Protocol
 
-from hydra.core.config_loader import ConfigLoader
 from hydra.errors import ConfigCompositionException
-from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from llama_lab.config.composing import run_config
-from llama_lab.config.grammar import format_value
+from llama_lab.config.composing import compose, of_hydra, options_of, run_config
+from llama_lab.config.grammar import format_value, override_key
 from llama_lab.config.schema import COMPONENTS, ENCODERS, WORDS, groups, is_kind
 from llama_lab.runs.study import Arm
 from llama_lab.util.errors import ConfigError, suggestion
@@ -40,18 +38,13 @@ class Variants:
 class Composer:
     """Composes the configs of a study's runs: shared overrides included, the study's settings removed."""
 
-    def __init__(self, loader: ConfigLoader, shared: Sequence[str]) -> None:
-        self._loader = loader
-        self._shared = list(shared)
-
-    def options(self, group: str) -> list[str]:
-        """The options of a group, including those in the user's own folders."""
-        return self._loader.get_group_options(group)
+    def __init__(self, shared: Sequence[str] = ()) -> None:
+        self._shared = [override for override in shared if not of_hydra(override_key(override))]
 
     def compose(self, *overrides: str) -> tuple[DictConfig, dict[str, Any]]:
         """The config of a run, and its choice per group. Raises ConfigError for a key that the run does not have."""
         try:
-            cfg = self._loader.load_configuration("config", [*overrides, *self._shared], RunMode.RUN)
+            cfg, choices = compose([*overrides, *self._shared])
         except ConfigCompositionException as error:
             if not (key := re.search(r"Could not override '([^']+)'", str(error))):
                 raise
@@ -59,7 +52,7 @@ class Composer:
                 f"{key[1]}: there is no such key with {' '.join(overrides)}; leave it out, or choose the group that "
                 f"has it for all arms"
             ) from None
-        return run_config(cfg, dict(cfg.hydra.runtime.choices))
+        return run_config(cfg, choices)
 
 
 class Design(Protocol):
@@ -97,7 +90,7 @@ def label(axis: str, option: Any, axes: Mapping[str, Sequence[Any]]) -> str:
 
 def compose_recipe(recipe: str, key: str, configs: Composer) -> tuple[DictConfig, dict[str, Any]]:
     """The config of a recipe, and its options. Raises ConfigError if there is no such recipe."""
-    known = configs.options("arch")
+    known = options_of("arch")
     if recipe not in known:
         raise ConfigError(
             f"study.{key}={recipe}: no such recipe{suggestion(str(recipe), known)}; choose {' | '.join(known)}"

@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.analysis.settings import INIT, SEEDS
+from llama_lab.config.composing import options_of
 from llama_lab.config.grammar import format_value, to_override
 from llama_lab.config.messages import nearest
 from llama_lab.config.schema import CHANGEABLE, belongs, flatten, groups
@@ -57,7 +58,7 @@ class Options:
         axes = self.axes()
         for axis, options in axes.items():
             check_axis(axis, self.base, cfg)
-            check_options(axis, options, configs)
+            check_options(axis, options)
         arms: dict[str, tuple[dict[str, str], list[str]]] = {}
         for combination in product(*axes.values()):
             chosen = dict(zip(axes, combination, strict=True))
@@ -110,9 +111,9 @@ def check_axis(axis: str, base: str, cfg: DictConfig) -> None:
     raise ConfigError(f"study.axis={axis}: is no group, and no key with arch={base}{guess}")
 
 
-def check_options(axis: str, options: Sequence[Any], configs: Composer) -> None:
+def check_options(axis: str, options: Sequence[Any]) -> None:
     """Raise ConfigError for an option that a group does not have."""
-    known = configs.options(axis) if axis in groups() else []
+    known = options_of(axis) if axis in groups() else []
     for option in options:
         if known and option not in known:
             guess = suggestion(str(option), known)

@@ -12,7 +12,7 @@ from tests.conftest import TRAIN, without_keys
 
 
 @pytest.mark.process
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.timeout(1200)
 def test_the_default_run_learns_far_more_of_the_standard_library_than_token_frequencies(tmp_path: Path) -> None:
     environment = without_keys(dict(os.environ), tmp_path)  # one thread: other tests have the other cores

@@ -36,6 +36,7 @@ from llama_lab.training.module import LanguageModel
 from llama_lab.util.errors import ConfigError
 from tests.composing import decoder, kinds, options
 from tests.conftest import Ran, RunTrain, needs_compiler
+from tests.selection import first
 from tests.training.stopping import Power, cut, while_replacing_the_checkpoint
 from tests.training.tiny import (
     LOOPBACK,
@@ -78,16 +79,18 @@ def one(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def two(tiny: list[str], run_train: RunTrain) -> Ran:
-    """The same run in two shards."""
-    return run_train(*tiny, *RUN, *SHARDED, **LOOPBACK)
+def killed(tiny: list[str], run_train: RunTrain, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The same run in two shards, both of whose processes the kernel kills after step 33."""
+    cwd = tmp_path_factory.mktemp("killed")
+    return run_train(*tiny, *RUN, *SHARDED, cwd=cwd, script=killed_after(33, cwd), **LOOPBACK)
 
 
 @pytest.fixture(scope="module")
-def killed(tiny: list[str], run_train: RunTrain, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """The same in two shards, both of whose processes the kernel kills after step 33."""
-    cwd = tmp_path_factory.mktemp("killed")
-    return run_train(*tiny, *RUN, *SHARDED, cwd=cwd, script=killed_after(33, cwd), **LOOPBACK)
+def two(killed: Ran, tiny: list[str], run_train: RunTrain, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The same in two shards again, which go on from there to the end."""
+    cwd = tmp_path_factory.mktemp("again") / "copy"
+    shutil.copytree(killed.cwd, cwd)
+    return run_train(*tiny, *RUN, *SHARDED, cwd=cwd, **LOOPBACK)
 
 
 @pytest.fixture
@@ -149,9 +152,13 @@ def test_gradients_are_averaged_once_a_step_after_its_last_micro_batch(
 # The same training
 
 
-def test_two_shards_log_what_one_device_logs_and_end_with_its_one_checkpoint_file(two: Ran, one: Path) -> None:
+@pytest.mark.slow
+def test_two_shards_that_are_killed_and_go_on_log_what_one_device_logs_and_end_with_its_one_file(
+    two: Ran, one: Path
+) -> None:
     assert (two.code, two.err) == (0, "")
     assert two.out.count("│ parameters") == 1, "each rank prints"
+    assert "step 20/" not in two.out, "they started over"
     assert_same_curve(two.run, one)
     assert len(rows(one)) == 11 + 2
     assert max(logged(one, "optim/grad_norm")) > 0.5, "nothing is clipped"
@@ -182,62 +189,64 @@ def mesh_of_four() -> Iterator[DeviceMesh]:
     torch.distributed.destroy_process_group()
 
 
-ZOO = [
+FEW = ["arch=llama", "arch=t5", "ffn=moe", "position=none attention=mamba2"]
+MANY = [
     *(f"arch={name}" for name in options("arch")),
     *(f"position={name}" for name in kinds("position")),
     *(f"embedding={name}" for name in kinds("embedding")),
     *(f"block={name}" for name in kinds("block")),
-    *(f"position=none attention={name}" for name in ("linear", "gated_delta", "kimi_delta", "mamba2")),
+    *(f"position=none attention={name}" for name in ("linear", "gated_delta", "kimi_delta")),
 ]
+ZOO = first(4, dict.fromkeys(FEW + MANY))
 
 
-@pytest.mark.slow
-def test_every_architecture_has_the_weights_logits_and_gradients_that_it_has_whole(mesh: Any) -> None:
+@pytest.mark.parametrize("choice", ZOO)
+def test_every_architecture_has_the_weights_logits_and_gradients_that_it_has_whole(choice: str, mesh: Any) -> None:
     tokens = torch.arange(24).view(2, 12)
-    for choice in ZOO:
-        whole, sharded = decoder(*choice.split()), decoder(*choice.split())
-        shard(sharded, mesh, mixed=False)
-        assert all(isinstance(parameter, DTensor) for parameter in sharded.parameters()), choice
-        for (name, weight), (_, expected) in zip(sharded.state_dict().items(), whole.state_dict().items(), strict=True):
-            found = weight.full_tensor() if isinstance(weight, DTensor) else weight  # buffers are whole
-            assert torch.equal(found, expected), f"{choice}: {name}"
-        inputs, targets, *given = whole.cut(tokens, tokens)
-        of_each = [model(inputs, None, *given).flatten(0, 1) for model in (whole, sharded)]
-        losses = [F.cross_entropy(logits, targets.flatten()) for logits in of_each]
-        for loss in losses:
-            loss.backward()
-        torch.testing.assert_close(*losses, msg=choice)
-        for ours, expected in zip(sharded.parameters(), whole.parameters(), strict=True):
-            assert isinstance(ours.grad, DTensor)
-            torch.testing.assert_close(ours.grad.full_tensor(), expected.grad, msg=choice)
+    whole, sharded = decoder(*choice.split()), decoder(*choice.split())
+    shard(sharded, mesh, mixed=False)
+    assert all(isinstance(parameter, DTensor) for parameter in sharded.parameters())
+    for (name, weight), (_, expected) in zip(sharded.state_dict().items(), whole.state_dict().items(), strict=True):
+        found = weight.full_tensor() if isinstance(weight, DTensor) else weight  # buffers are whole
+        assert torch.equal(found, expected), name
+    inputs, targets, *given = whole.cut(tokens, tokens)
+    of_each = [model(inputs, None, *given).flatten(0, 1) for model in (whole, sharded)]
+    losses = [F.cross_entropy(logits, targets.flatten()) for logits in of_each]
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(*losses)
+    for ours, expected in zip(sharded.parameters(), whole.parameters(), strict=True):
+        assert isinstance(ours.grad, DTensor)
+        torch.testing.assert_close(ours.grad.full_tensor(), expected.grad)
 
 
-@pytest.mark.slow
-def test_each_process_keeps_its_rows_of_weights_that_are_drawn_one_at_a_time(mesh_of_four: DeviceMesh) -> None:
-    for choice in ZOO:
-        whole = decoder(*choice.split())
-        with linear_on_meta(True):
-            model = decoder(*choice.split())
-        assert any(parameter.is_meta for parameter in model.parameters()), choice
-        shard(model, mesh_of_four, mixed=False)
-        drawn: list[weakref.ref[torch.Tensor]] = []
+@pytest.mark.parametrize("choice", ZOO)
+def test_each_process_keeps_its_rows_of_weights_that_are_drawn_one_at_a_time(
+    choice: str, mesh_of_four: DeviceMesh
+) -> None:
+    whole = decoder(*choice.split())
+    with linear_on_meta(True):
+        model = decoder(*choice.split())
+    assert any(parameter.is_meta for parameter in model.parameters())
+    shard(model, mesh_of_four, mixed=False)
+    drawn: list[weakref.ref[torch.Tensor]] = []
 
-        def draw(weight: torch.Tensor, residual: bool, generator: torch.Generator) -> None:
-            kept = [one for earlier in drawn if (one := earlier()) is not None]  # noqa: B023
-            own = weight.untyped_storage().data_ptr()  # which the matrices of a stack share
-            assert all(one.untyped_storage().data_ptr() == own for one in kept), choice  # noqa: B023
-            drawn.append(weakref.ref(weight))  # noqa: B023
-            model.weight_init(weight, residual, generator)  # noqa: B023
+    def draw(weight: torch.Tensor, residual: bool, generator: torch.Generator) -> None:
+        kept = [one for earlier in drawn if (one := earlier()) is not None]
+        own = weight.untyped_storage().data_ptr()  # which the matrices of a stack share
+        assert all(one.untyped_storage().data_ptr() == own for one in kept)
+        drawn.append(weakref.ref(weight))
+        model.weight_init(weight, residual, generator)
 
-        vars(draw).update(vars(model.weight_init))  # its gains of some matrices
-        materialise(model, draw, torch.device("cpu"))
-        model.to("cpu")  # which moves shards that share their memory with more than themselves
-        assert len(drawn) > 1
-        for (name, ours), (_, expected) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
-            own = [*expected.chunk(4), *[expected[:0]] * 3][1]
-            assert isinstance(ours, DTensor)
-            assert torch.equal(ours.to_local(), own), f"{choice}: {name}"
-            assert ours.to_local().untyped_storage().nbytes() <= -(-len(expected) // 4) * expected[:1].nbytes
+    vars(draw).update(vars(model.weight_init))  # its gains of some matrices
+    materialise(model, draw, torch.device("cpu"))
+    model.to("cpu")  # which moves shards that share their memory with more than themselves
+    assert len(drawn) > 1
+    for (name, ours), (_, expected) in zip(model.named_parameters(), whole.named_parameters(), strict=True):
+        own = [*expected.chunk(4), *[expected[:0]] * 3][1]
+        assert isinstance(ours, DTensor)
+        assert torch.equal(ours.to_local(), own), name
+        assert ours.to_local().untyped_storage().nbytes() <= -(-len(expected) // 4) * expected[:1].nbytes
 
 
 def test_mixed_precision_gathers_weights_in_bf16_and_keeps_them_and_their_gradients_in_float32(mesh: Any) -> None:
@@ -252,16 +261,6 @@ def test_mixed_precision_gathers_weights_in_bf16_and_keeps_them_and_their_gradie
     model(torch.arange(24).view(2, 12)).float().square().mean().backward()
     assert gathered == {torch.bfloat16}
     assert {p.dtype for p in model.parameters()} == {p.grad.dtype for p in model.parameters()} == {torch.float32}
-
-
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
-def test_in_bf16_one_shard_is_near_the_run_of_one_device(precision: str, tiny: list[str], tmp_path: Path) -> None:
-    settings = [*tiny, "train.tokens=2560", f"trainer.precision={precision}"]
-    whole, sharded = (
-        trained(*settings, f"trainer={trainer}", "trainer.accelerator=cpu", f"runs_dir={tmp_path / trainer}")
-        for trainer in ("cpu", "fsdp")
-    )
-    assert logged(sharded, "val/loss") == pytest.approx(logged(whole, "val/loss"), abs=5e-3)
 
 
 @needs_compiler
@@ -289,19 +288,6 @@ def test_a_killed_sharded_run_leaves_a_part_of_each_process(killed: Ran) -> None
     assert run.step == 30
     joined = read_checkpoint(folder.checkpoint)["state_dict"]
     assert torch.equal(run.model.embedding.head.weight, joined["model.embedding.head.weight"])
-
-
-@pytest.mark.slow
-def test_a_killed_sharded_run_goes_on_to_the_same_numbers(
-    killed: Ran, tiny: list[str], run_train: RunTrain, one: Path, tmp_path: Path
-) -> None:
-    cwd = tmp_path / "again"
-    shutil.copytree(killed.cwd, cwd)
-    again = run_train(*tiny, *RUN, *SHARDED, cwd=cwd, **LOOPBACK)
-    assert (again.code, again.err) == (0, "")
-    assert "step 20/" not in again.out, "it started over"
-    assert_same_curve(again.run, one)
-    assert [file.name for file in (again.run / "checkpoints").iterdir()] == ["last.ckpt"]
 
 
 @pytest.mark.parametrize(("trainer", "damaged"), [("trainer=cpu", False), ("trainer=fsdp", True)])
@@ -347,22 +333,16 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 }
 
 
-@pytest.mark.parametrize("part", ["0_of_2.ckpt", "1_of_2.ckpt"])
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_part_is_noticed_and_the_checkpoint_before_it_chosen(
-    damage: str, part: str, left: RunFolder, capsys: pytest.CaptureFixture[str]
+    damage: str, left: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert newest_whole(left.checkpoint) == left.checkpoint
-    DAMAGE[damage](left.checkpoint / part)
+    DAMAGE[damage](left.checkpoint / "1_of_2.ckpt")
     with pytest.raises(ConfigError, match=r"last\.ckpt: is damaged, "):
         read_checkpoint(left.checkpoint)
     assert newest_whole(left.checkpoint) == before(left.checkpoint)
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_an_empty_folder_is_no_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is damaged, FileNotFoundError: it is empty"):
-        read_checkpoint(tmp_path)
 
 
 def test_a_part_with_code_is_refused_and_the_code_not_run(left: RunFolder, tmp_path: Path) -> None:

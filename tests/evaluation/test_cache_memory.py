@@ -6,59 +6,48 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from llama_lab.data.dataset import Tokens
 from llama_lab.data.windows import ValWindows
 from llama_lab.evaluation.cache_memory import cache_dtypes, cache_losses, cache_sizes
-from llama_lab.model import Decoder
 from tests.composing import decoder, lively, options, softmaxes
-from tests.evaluation.test_lengths import NEXT_TOKENS, stream
+from tests.evaluation.test_lengths import NEXT_TOKENS, paid_by_hand, stream
+from tests.selection import first
 
 MODELS = {
+    "global every other": ["attention=gqa", "model.attention.window=5", "pattern=global_every_2nd"],
+    "learned positions": ["position=learned"],
     "plain": ["attention=gqa"],
     "window": ["attention=gqa", "model.attention.window=5"],
-    "global every other": ["attention=gqa", "model.attention.window=5", "pattern=global_every_2nd"],
     "window of 1": ["attention=mqa", "model.attention.window=1"],
-    "learned positions": ["position=learned"],
 }
 
 
+@pytest.mark.parametrize("name", first(2, MODELS))
 @torch.no_grad()
-def decoded_loss(model: Decoder, tokens: Tokens, dtype: torch.dtype) -> float:
-    """Mean nats per token, one window after the other, one token at a time through a cache."""
-    paid = []
-    for start in range(0, len(tokens) - 1, model.max_seq_len):
-        window = torch.from_numpy(tokens[start : start + model.max_seq_len + 1].astype(int))
-        cache = model.new_state(1, model.max_seq_len, dtype)
-        logits = torch.cat([model(token.view(1, 1), cache)[0] for token in window[:-1]])
-        paid.append(F.cross_entropy(logits.double(), window[1:], reduction="none"))
-    return float(torch.cat(paid).mean())
-
-
-@pytest.mark.parametrize("overrides", MODELS.values(), ids=MODELS)
-@torch.no_grad()
-def test_the_loss_through_a_cache_is_that_of_decoding_token_by_token(overrides: list[str]) -> None:
-    model, tokens = lively(*overrides), stream(113)  # three windows of 32, and half of one
+def test_the_loss_through_a_cache_is_that_of_decoding_token_by_token(name: str) -> None:
+    model, tokens = lively(*MODELS[name]), stream(113)  # three windows of 32, and half of one
     found = {
         cost.dtype: cost.loss for cost in cache_losses(model, [ValWindows(tokens, model.max_seq_len)], 64, NEXT_TOKENS)
     }
     assert list(found) == ["bfloat16", "float32", "int8"]
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
-        assert found[str(dtype).removeprefix("torch.")] == pytest.approx(decoded_loss(model, tokens, dtype), abs=1e-6)
+        paid = sum(map(sum, paid_by_hand(model, tokens, model.max_seq_len, dtype, chunk=1))) / 112
+        assert found[str(dtype).removeprefix("torch.")] == pytest.approx(paid, abs=1e-6)
     assert len({round(loss or 0, 5) for loss in found.values()}) == 3, "rounding costs too little for this to be a test"
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        *([f"attention={option}"] for option in softmaxes() if option != "gqa_window"),
-        *([f"attention={option}", "position=none"] for option in sorted({*options("attention")} - {*softmaxes()})),
-        *MODELS.values(),
-    ],
-    ids=str,
-)
-def test_the_measured_bytes_are_those_of_the_formula(overrides: list[str]) -> None:
+CHOICES = [
+    "attention=mla",
+    "attention=mamba2 position=none",
+    *(" ".join(overrides) for overrides in MODELS.values()),
+    *(f"attention={option}" for option in softmaxes() if option != "gqa_window"),
+    *(f"attention={option} position=none" for option in sorted({*options("attention")} - {*softmaxes()})),
+]
+
+
+@pytest.mark.parametrize("choice", first(4, dict.fromkeys(CHOICES)))
+def test_the_measured_bytes_are_those_of_the_formula(choice: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        model = decoder(*overrides).to(dtype)
+        model = decoder(*choice.split()).to(dtype)
         sizes = cache_sizes(model, [1, 3], [1, 8, 32])
         names = [str(d).removeprefix("torch.") for d in cache_dtypes(model)]
         assert [(s.dtype, s.batch_size, s.context) for s in sizes] == list(itertools.product(names, [1, 3], [1, 8, 32]))

@@ -64,6 +64,7 @@ def test_a_run_within_documents_reports_what_each_document_costs_by_itself(maske
     assert summary["val/loss"] == pytest.approx(Evaluation.load(masked).lengths[0].loss, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_cache_costs_a_run_within_documents_its_rounding_alone(masked: Path) -> None:
     found = evaluate(masked, eval_settings("eval.parts=[cache]", "trainer.accelerator=cpu"))
     losses = {entry.dtype: entry.loss for entry in found.cache_losses}
@@ -92,13 +93,6 @@ def test_a_run_with_a_prefix_reports_the_loss_behind_it(prefixed: Path) -> None:
     summary, bytes_per_token = Summary.load(prefixed).metrics, run.open_dataset().bytes_per_token
     assert summary["val/loss"] == pytest.approx(Evaluation.load(prefixed).lengths[0].loss, abs=1e-5)
     assert summary["val/bits_per_byte"] == pytest.approx(summary["val/loss"] / math.log(2) / bytes_per_token)
-
-
-def test_a_harness_would_ask_a_model_for_what_its_prefix_shows(prefixed: Path) -> None:
-    pytest.importorskip("lm_eval")
-    settings = eval_settings("eval.parts=[lm_eval]", "eval.tasks=[lambada_openai]")
-    with pytest.raises(ConfigError, match=r"^eval.parts: lm_eval scores texts of which model.attention.prefix=5 shows"):
-        evaluate(prefixed, settings)
 
 
 def test_a_text_of_one_document_has_no_borders(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """Train short, evaluate long: every position encoding at longer contexts, by position, and what cannot be had."""
 
-import json
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -25,6 +24,7 @@ from llama_lab.runs.stored import Summary
 from llama_lab.util.errors import ConfigError
 from tests.composing import decoder, eval_settings, options
 from tests.conftest import Command
+from tests.selection import first
 from tests.training.tiny import planned
 
 CPU = torch.device("cpu")
@@ -62,27 +62,27 @@ def at_lengths(model: Decoder, tokens: Tokens, *multiples: float, batch_tokens: 
 
 
 @torch.no_grad()
-def paid_by_hand(model: Decoder, tokens: Tokens, length: int) -> list[list[float]]:
+def paid_by_hand(
+    model: Decoder, tokens: Tokens, length: int, dtype: torch.dtype | None = None, chunk: int = 7
+) -> list[list[float]]:
     """For each position, what its targets cost in nats: one window after the other, read in chunks through a cache."""
     paid: list[list[float]] = [[] for _ in range(length)]
     for start in range(0, len(tokens) - 1, length):
         window = torch.from_numpy(tokens[start : start + length + 1].astype(np.int64))
-        cache = model.new_state(1, length)
-        logits = torch.cat([model(chunk[None], cache)[0] for chunk in window[:-1].split(7)])
-        for position, nll in enumerate(F.cross_entropy(logits, window[1:], reduction="none").tolist()):
+        cache = model.new_state(1, length, dtype)
+        logits = torch.cat([model(part[None], cache)[0] for part in window[:-1].split(chunk)])
+        for position, nll in enumerate(F.cross_entropy(logits.double(), window[1:], reduction="none").tolist()):
             paid[position].append(nll)
     return paid
 
 
-@pytest.mark.parametrize(
-    ("position", "attention"),
-    [
-        pytest.param(position, attention, marks=[pytest.mark.matrix] * (i % 3 != number))
-        for i, position in enumerate(ENDLESS)
-        for number, attention in enumerate(ATTENTION)
-    ],
-)
-def test_a_longer_context_costs_what_a_model_built_for_it_pays_through_its_cache(position: str, attention: str) -> None:
+COVER = ["alibi plain", "none window", "relative soft-capped", "rope window", "rope_yarn plain"]
+PAIRS = [f"{position} {attention}" for position in ENDLESS for attention in ATTENTION]
+
+
+@pytest.mark.parametrize("pair", first(len(COVER), dict.fromkeys(COVER + PAIRS)))
+def test_a_longer_context_costs_what_a_model_built_for_it_pays_through_its_cache(pair: str) -> None:
+    position, attention = pair.split()
     settings = [f"position={position}", *ATTENTION[attention]]
     if position in ("rope_yarn", "rope_long"):
         settings.append(f"model.position.scaling.original_max_seq_len={CONTEXT}")
@@ -97,7 +97,7 @@ def test_a_longer_context_costs_what_a_model_built_for_it_pays_through_its_cache
     assert long.losses == pytest.approx([sum(costs) / len(costs) for costs in paid], abs=1e-3)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("precision", first(1, ["bf16-mixed", "32-true", "bf16-true"]))
 def test_a_run_is_evaluated_in_its_precision(precision: str, trained: Callable[..., Path]) -> None:
     run = trained(f"trainer.precision={precision}", "trainer.accelerator=cpu", "train.eval_lengths=[1]")
     summary, result = Summary.load(run), Evaluation.load(run)
@@ -112,7 +112,7 @@ def test_the_trained_length_comes_first_and_once_and_then_the_others_from_the_sh
         assert [found.length for found in at_lengths(model, tokens, *multiples)] == [32, 48, 64, 128]
 
 
-@pytest.mark.parametrize("multiple", [1, 1.5, 2.03, 3.5, 4.7])
+@pytest.mark.parametrize("multiple", [1.5, 4.7])
 def test_buckets_of_positions_weighted_by_their_tokens_give_back_the_loss(multiple: float) -> None:
     model, tokens = lively().eval(), stream(500)
     found = at_lengths(model, tokens, multiple)[-1]
@@ -129,32 +129,22 @@ def test_buckets_of_positions_weighted_by_their_tokens_give_back_the_loss(multip
     assert found.positions == [(start + end - 1) / 2 for start, end in zip(starts, ends, strict=True)]
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 100, 128, 10**6])
+@pytest.mark.parametrize("batch_tokens", [1, 100])
 def test_every_token_is_read_once_in_batches_no_larger_than_asked_for_or_of_one_window(batch_tokens: int) -> None:
     model, tokens = lively("attention=gqa"), stream(300)
     batches: list[Tensor] = []
-    handle = model.register_forward_pre_hook(lambda _, inputs: batches.append(inputs[0]))
-    found = at_lengths(model, tokens, 2.5, batch_tokens=batch_tokens)
-    handle.remove()
+    with model.register_forward_pre_hook(lambda _, inputs: batches.append(inputs[0])):
+        at_lengths(model, tokens, 2.5, batch_tokens=batch_tokens)
     for length in (32, 80):
         mine = [batch for batch in batches if batch.shape[1] == length]
         assert torch.cat([batch.flatten() for batch in mine])[:299].tolist() == tokens[:-1].tolist()
-        assert sum(len(batch) for batch in mine) == -(-299 // length)
         assert all(len(batch) == 1 or batch.numel() <= batch_tokens for batch in mine)
-    assert [sum(entry.tokens) for entry in found] == [299, 299]
-    assert found[0].loss == pytest.approx(at_lengths(model, tokens)[0].loss, abs=1e-6)
 
 
-def test_learned_positions_are_told_that_they_cannot_go_further(command: Command, tiny: list[str]) -> None:
-    note = "cannot: learned positions end at 32"
+def test_learned_positions_are_told_that_they_cannot_go_further() -> None:
     trained, longer = at_lengths(lively("position=learned"), stream(300), 2)
     assert trained.loss is not None
-    assert longer == LengthLoss(64, note=note)
-    ran = command(*tiny, *LENGTHS, "position=learned")
-    assert ran.code == 0, "a run is done all the same"
-    of_run, longer_of_run = Evaluation.load(ran.run).lengths
-    assert of_run.loss is not None
-    assert (longer_of_run.loss, longer_of_run.note) == (None, note)
+    assert longer == LengthLoss(64, note="cannot: learned positions end at 32")
 
 
 def test_a_text_shorter_than_a_window_is_not_read() -> None:
@@ -190,9 +180,9 @@ def test_the_model_is_evaluated_without_dropout_and_left_as_it_was() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("value", ["0.5", "0", "-2", "nan", "inf", "1e9", "true", "two", "null", "[2]"])
+@pytest.mark.parametrize("value", ["0.5", "nan", "two", "[2]"])
 def test_a_multiple_that_is_no_number_from_1_up_is_refused(value: str, tiny: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"^train\.eval_lengths=\[1, .*\]: .* is no multiple of the context; give "):
+    with pytest.raises(ConfigError, match=r"^train\.eval_lengths=\[1, .*\]: "):
         planned(*tiny, f"train.eval_lengths=[1,{value}]")
 
 
@@ -200,17 +190,15 @@ def test_a_run_and_an_evaluation_of_its_folder_find_the_same_at_all_lengths(comm
     ran = command(*tiny, *LENGTHS)
     assert (ran.code, ran.err) == (0, "")
     assert "evaluating at 1, 2 x 32 tokens\n" in ran.out
-    written = json.loads((ran.run / "eval.json").read_text())
-    summary = json.loads((ran.run / "summary.json").read_text())
-    assert (written["step"], [entry["length"] for entry in written["lengths"]]) == (10, [32, 64])
-    assert written["val/loss"] == written["lengths"][0]["loss"] == pytest.approx(summary["val/loss"], abs=1e-6)
-    assert written["lengths"][1]["loss"] > 0
-    first = Evaluation.load(ran.run)
+    found = Evaluation.load(ran.run)
+    assert (found.step, [entry.length for entry in found.lengths]) == (10, [32, 64])
+    assert found.lengths[0].loss == pytest.approx(Summary.load(ran.run).metrics["val/loss"], abs=1e-6)
     (ran.run / "eval.json").unlink()
-    assert evaluate(ran.run, eval_settings("eval.parts=[length]", "eval.lengths=[1,2]")) == first
-    assert json.loads((ran.run / "eval.json").read_text()) == written
+    assert evaluate(ran.run, eval_settings("eval.parts=[length]", "eval.lengths=[1,2]")) == found
+    assert Evaluation.load(ran.run) == found
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_evaluating_goes_on(
     command: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,23 +226,16 @@ def test_losses_of_an_encoder_decoder_stand_where_their_tokens_do() -> None:
 
 @pytest.mark.slow
 def test_an_encoder_decoder_is_evaluated_in_all_parts_but_the_one_without_a_source(
-    command: Command, evaluating: Command, tiny: list[str], monkeypatch: pytest.MonkeyPatch
+    trained: Callable[..., Path], copied: Callable[[Path], Path], evaluating: Command
 ) -> None:
-    ran = command(*tiny, "family=encoder_decoder", "train.tokens=2560")
-    assert ran.code == 0, ran.err
-    monkeypatch.setattr("llama_lab.evaluation.evaluate.find_spec", lambda _: True)
-    with pytest.raises(ConfigError, match=r"^eval.parts: leave out lm_eval, which reads no source, as an"):
-        evaluate(ran.run, eval_settings("eval.parts=[lm_eval]", "eval.tasks=[any]"))
+    run = copied(trained("family=encoder_decoder"))
+    refused = evaluating(f"run={run}", "eval.parts=[lm_eval]", "eval.tasks=[any]")
+    assert refused.err.startswith("error: eval.parts: ")
     quick = ("eval.lengths=[2]", "eval.contexts=[0.01,1]", "eval.batch_sizes=[1]", "eval.rounds=1", "max_new_tokens=3")
-    shown = evaluating(f"run={ran.run}", *quick)
+    shown = evaluating(f"run={run}", *quick)
     assert (shown.code, shown.err) == (0, "")
     assert "of as long a source" in shown.out
-    found, trained = evaluate(ran.run, eval_settings("eval.parts=[loss]")), Summary.load(ran.run)
-    assert found.metrics["val/loss"] == pytest.approx(trained.metrics["val/loss"])
-    assert [(size.context, size.dtype) for size in found.cache if size.batch_size == 1] == [
-        *((2, dtype) for dtype in ("bfloat16",)),
-        (32, "bfloat16"),
-        (2, "float32"),
-        (32, "float32"),
-    ]
+    found = Evaluation.load(run)
+    assert found.metrics["val/loss"] == pytest.approx(Summary.load(run).metrics["val/loss"])
     assert [speed.context for speed in found.speed] == [2, 32]
+    assert found.cache

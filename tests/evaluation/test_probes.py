@@ -13,9 +13,11 @@ from llama_lab.evaluation.answers import answers_text
 from llama_lab.evaluation.load import load_run
 from llama_lab.model import Sampling
 from llama_lab.model.loss import IGNORE
+from llama_lab.runs.evaluation import Evaluation
 from llama_lab.runs.stored import Summary
 from llama_lab.training.command import train_run
 from tests.conftest import Command
+from tests.selection import first
 from tests.training.tiny import planned, rows
 
 RUN = ["size=pico", "train.batch_size=8", "train.tokens=5120", "logger=none", "train.evaluations=2"]  # 20 steps
@@ -51,11 +53,10 @@ def test_accuracy_and_loss_are_those_of_the_answers_alone(run: Path) -> None:
     assert rows(run)[-1]["val/accuracy"] == summary.metrics["val/accuracy"]
     of_sequences = [all(right[i : i + 15]) for i in range(0, len(right), 15)]
     assert summary.metrics["val/exact_match"] == sum(of_sequences) / 21
-    trained, longer = json.loads((run / "eval.json").read_text())["lengths"]
-    assert trained["accuracy"] == pytest.approx(summary.metrics["val/accuracy"])
-    assert (longer["length"], sum(longer["tokens"])) == (64, 21 * (64 - 17))
-    assert 0 <= longer["accuracy"] <= 1
-    assert min(trained["positions"]) == 17, "no answer comes before"
+    trained, longer = Evaluation.load(run).lengths
+    assert trained.accuracy == pytest.approx(summary.metrics["val/accuracy"])
+    assert min(trained.positions) == 17, "no answer comes before"
+    assert sum(longer.tokens) == 21 * (64 - 17)
 
 
 def test_a_sample_shows_every_answer_and_the_right_one_beside_a_wrong_one(run: Path) -> None:
@@ -74,6 +75,7 @@ def test_a_run_is_evaluated_in_all_its_parts(evaluating: Command, run: Path, tmp
     ran = evaluating(f"run={copied}", "eval.parts=[length,cache,sample]", "eval.lengths=[2]")
     assert (ran.code, ran.err) == (0, "")
     assert "accuracy" in ran.out
+    assert "nats/answer" in ran.out
     found = json.loads((copied / "eval.json").read_text())
     assert found["val/accuracy"] == pytest.approx(Summary.load(run).metrics["val/accuracy"])
     written = evaluating(f"run={copied}", 'prompt="s1 s2 s3 s1"', "max_new_tokens=3")
@@ -95,13 +97,9 @@ def test_a_study_reports_the_accuracy(command: Command, tmp_path: Path) -> None:
     assert float(arms[0]["val_accuracy_mean"]) == pytest.approx(sum(accuracy) / 2)
     assert float(arms[0]["entropy_floor"]) == summaries[0].entropy_floor > 1
     report = (folder / "report.html").read_text()
-    assert "Of the best predictor" in report
-    assert "Accuracy" in report
-    assert "nats per answer" in report
-    assert "Nats per answer" in report
-    assert "nats per token" not in report.lower()
-    assert "nats per answer" in ran.out
-    assert "nats per token" not in ran.out
+    for text in (report, ran.out):
+        assert "nats per answer" in text
+        assert "nats per token" not in text.lower()
 
 
 SOLVED = {
@@ -113,7 +111,7 @@ SOLVED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SOLVED)
+@pytest.mark.parametrize("name", first(1, ["copy", "induction"]))
 def test_what_can_be_solved_is_and_what_theory_excludes_is_not(name: str, tmp_path: Path) -> None:
     probe, change, most = SOLVED[name]
     accuracies = []
@@ -126,7 +124,7 @@ def test_what_can_be_solved_is_and_what_theory_excludes_is_not(name: str, tmp_pa
     assert failed <= most
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(("objective", "least"), [("next_token", 1), ("prefix", 0.99)])
 def test_reversing_is_learnt_for_words_that_were_held_out(objective: str, least: float, tmp_path: Path) -> None:
     settings = [one for one in SOLVING if one != "model.n_heads=1"]
@@ -136,7 +134,7 @@ def test_reversing_is_learnt_for_words_that_were_held_out(objective: str, least:
     assert Summary.load(made.folder.path).metrics["val/accuracy"] >= least
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_transformer_of_2017_reverses_every_word_that_was_held_out(tmp_path: Path) -> None:
     """By its own schedule, optimizer and label smoothing."""
     sizes = ["size=pico", "model.dim=64", "model.n_heads=4", "model.max_seq_len=16", "train.batch_size=64"]

@@ -162,7 +162,7 @@ def test_a_prompt_for_a_model_of_spans_is_a_source_as_in_training(
     assert encode_prompts(tokenizer, model, ["ab"], eval_settings())[0] == [[*b"ab", EOT]]
     started: list[list[int]] = []
     monkeypatch.setattr(recording, "generate", lambda _, starts, *__, **___: started.extend(starts) or iter([[7]]))
-    assert recording.sample_text(planned(*tiny, "train.sample_tokens=1"), model, [*b"ab"], EOT) == [*b"ab", 7]
+    recording.sample_text(planned(*tiny, "train.sample_tokens=1"), model, [*b"ab"], EOT)
     assert started == [[*b"ab", EOT]]
 
 

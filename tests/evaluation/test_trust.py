@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from llama_lab.config.components import packaged_targets
-from llama_lab.config.trust import stored_config
 from llama_lab.evaluation.load import load_run
-from llama_lab.runs.folder import write_yaml
 from llama_lab.util.errors import ConfigError
 from tests.conftest import Command
 
@@ -32,10 +28,8 @@ def with_target(run: Path, key: str, node: Any) -> Path:
 @pytest.mark.parametrize(
     ("key", "node"),
     [
-        ("model.norm", '{"_target_": "os.system", "command": "touch {harm}"}'),
         ("model.norm", '{"_target_": "torch.utils.collect_env.run", "command": "touch {harm}"}'),
         ("data.source", '{"_target_": "pathlib.Path.write_text", "self": "{harm}", "data": "x"}'),
-        ("model.ffn.activation", '{"_target_": "pathlib.Path.touch", "_args_": ["{harm}"]}'),
         ("model.extra", '[{"deep": [{"_target_": "os.mkdir", "path": "{harm}"}]}]'),
         ("model.norm", '{"_target_": ["os.mkdir"]}'),
         ("model.norm", '{"_target_": "llama_lab.util.files.threading.Thread"}'),
@@ -91,11 +85,3 @@ def test_the_components_of_this_command_s_config_dir_are_known(
     run = with_target(copied(endless), "model.norm._target_", "lab_of_yaml.Mine")
     assert evaluating(f"run={run}", "prompt=", "max_new_tokens=3").code == 2
     assert evaluating("--config-dir", str(tmp_path / "mine"), f"run={run}", "prompt=", "max_new_tokens=3").code == 0
-
-
-@given(text=st.text(st.sampled_from("ab\\${}:.'\"\n#é"), max_size=12))
-def test_what_a_run_writes_is_read_whatever_the_text(text: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    file = tmp_path_factory.mktemp("yaml") / "resolved.yaml"
-    write_yaml({"a": text, "b": [text, {"c": 1e-5}]}, file)
-    assert OmegaConf.to_container(stored_config(file), resolve=True) == {"a": text, "b": [text, {"c": 1e-5}]}
-    assert OmegaConf.load(file).a == text  # for those who read it without us

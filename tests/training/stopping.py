@@ -16,9 +16,9 @@ from llama_lab.training.command import train_run
 from llama_lab.training.run import Run
 from tests.training.tiny import identical, planned, repeatable, trained, trained_state
 
-# 40 steps of two micro-batches; evaluations after steps 10, 20, 30, 40; checkpoints after 4, 8 ... 40.
+# 24 steps of two micro-batches; evaluations after steps 6, 12, 18, 24; checkpoints after 4, 8 ... 24.
 RUN = [
-    "train.tokens=10240",
+    "train.tokens=6144",
     "train.micro_batch_size=4",
     "train.log_every=3",
     "train.evaluations=4",

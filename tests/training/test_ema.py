@@ -79,11 +79,11 @@ def test_the_run_is_the_one_without_an_average(averaged: Path, tiny: list[str], 
     assert identical(load_run(averaged).model.state_dict(), load_run(plain).model.state_dict())
     assert trained_state(plain)["state_dict"].keys() < trained_state(averaged)["state_dict"].keys()
     assert "val/ema_loss" in Summary.load(averaged).metrics
-    assert "val/ema_loss" not in Summary.load(plain).metrics
     with pytest.raises(ConfigError, match=r"^weights=ema: .* kept no average of its weights; train with train\.ema="):
         llama_lab.load(plain, weights="ema")
 
 
+@pytest.mark.slow
 def test_an_evaluation_finds_the_loss_of_either_weights(averaged: Path, evaluating: Command) -> None:
     for weights, file, metric in (("last", "eval", "val/loss"), ("ema", "eval_ema", "val/ema_loss")):
         ran = evaluating(f"run={averaged}", f"weights={weights}", "eval.parts=[loss]")
@@ -94,7 +94,8 @@ def test_an_evaluation_finds_the_loss_of_either_weights(averaged: Path, evaluati
         assert (averaged / f"{file}.png").exists()
 
 
-def test_texts_and_exports_are_of_the_weights_that_were_asked_for(averaged: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_exports_are_of_the_weights_that_were_asked_for(averaged: Path, tmp_path: Path) -> None:
     from llama_lab.hf.convert import export_model
 
     last, ema = (llama_lab.load(averaged, weights=weights) for weights in ("last", "ema"))
@@ -103,8 +104,6 @@ def test_texts_and_exports_are_of_the_weights_that_were_asked_for(averaged: Path
         export_model(averaged, tmp_path / weights, weights=weights)
         again = llama_lab.load(tmp_path / weights)
         assert identical(again.model.state_dict(), loaded.model.state_dict())
-        settings: dict[str, Any] = {"max_new_tokens": 5, "temperature": 0}
-        assert llama_lab.generate(again, **settings) == llama_lab.generate(loaded, **settings)
     with pytest.raises(ConfigError, match=r"^weights=ema: .* is no run, and has one kind of weights; leave it out$"):
         llama_lab.load(tmp_path / "ema", weights="ema")
 

@@ -13,10 +13,10 @@ from torch.optim import SGD
 
 from llama_lab.data.windows import ValWindows
 from llama_lab.model import Decoder
-from llama_lab.model.loss import IGNORE
 from llama_lab.training.assemble import build_module
 from llama_lab.training.module import LanguageModel, second_half
 from tests.composing import decoder
+from tests.selection import first
 from tests.training.tiny import Pieces, logged, nll_by_hand, pieces, planned, trained, trained_state
 
 STEP = 8 * 32  # tokens
@@ -64,21 +64,10 @@ def test_validation_loss_is_the_sum_over_all_tokens_over_their_number(
     assert mean_of_batches != pytest.approx(exact, rel=1e-5), "the wrong mean would pass too"
 
 
-def test_the_loss_of_second_halves_is_that_of_their_tokens_in_any_family(
-    validated: tuple[Pieces, list[float]], tiny: list[str], tmp_path: Path
-) -> None:
+def test_the_loss_of_second_halves_is_that_of_their_tokens(validated: tuple[Pieces, list[float]]) -> None:
     parts, paid = validated
     second = [loss for i, loss in enumerate(paid) if 15 <= i % 32 < 31]  # tokens 16 to 31 of windows of 32
     assert parts.rows[-1]["val/second_half_loss"] == pytest.approx(sum(second) / len(second), rel=1e-5)
-    parts = pieces(*tiny, "objective=prefix", f"runs_dir={tmp_path}", f"train.tokens={STEP}")
-    parts.fit()
-    total = count = 0.0
-    windows = ValWindows(parts.dataset.val, 32)
-    for inputs, targets in (map(torch.from_numpy, windows[i]) for i in range(len(windows))):
-        logits = parts.module.model(inputs[None], None, torch.tensor([16]))[0, 15:31].double()
-        total += F.cross_entropy(logits, targets[15:31], reduction="sum").item()
-        count += (targets[15:31] != IGNORE).sum().item()
-    assert parts.rows[-1]["val/second_half_loss"] == pytest.approx(total / count, rel=1e-5)
 
 
 @pytest.mark.parametrize("length", [8, 9])
@@ -97,20 +86,6 @@ def test_bits_per_byte_are_the_sum_over_ln_2_and_the_bytes_of_the_text(validated
     text_bytes = sum(token != parts.dataset.tokenizer.eot_id for token in ids)  # tokenizer=byte: a token is a byte
     assert text_bytes < len(paid)
     assert parts.rows[-1]["val/bits_per_byte"] == pytest.approx(sum(paid) / math.log(2) / text_bytes, rel=1e-5)
-
-
-def test_a_validation_that_counts_right_answers_runs_the_model_once_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, read = decoder("size=pico", vocab_size=9), []
-    run_blocks = Decoder.run_blocks
-    monkeypatch.setattr(Decoder, "run_blocks", lambda self, *rest: read.append(rest) or run_blocks(self, *rest))
-    module = LanguageModel(model, sgd(1.0), lambda step, steps: 1.0, steps=1, bytes_per_token=1, with_accuracy=True)
-    tokens = torch.arange(8)[None]
-    with torch.no_grad():
-        module.validation_step((tokens, tokens), 0)
-        assert len(read) == 1
-        ((nll, count, correct, *_),) = module._val_sums
-        assert nll == pytest.approx(model.loss(tokens, tokens)[0].item())
-        assert (count, correct) == (8, int((model(tokens).argmax(-1) == tokens).sum()))
 
 
 # Training
@@ -211,7 +186,7 @@ def test_clipping_limits_the_gradient_and_logs_its_norm_before(limit: float | No
 PRECISIONS = {"32-true": torch.float32, "bf16-mixed": torch.float32, "bf16-true": torch.bfloat16}
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", first(1, reversed(PRECISIONS)))
 def test_every_precision_trains_on_a_cpu(precision: str, settings: list[str]) -> None:
     folder = trained(*settings, "trainer=cpu", f"trainer.precision={precision}", f"train.tokens={24 * STEP}")
     first, *_, last = logged(folder, "val/loss")

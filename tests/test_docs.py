@@ -92,7 +92,7 @@ def check_train(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
         cfg = compose("config", overrides=overrides, return_hydra_config=True)
         choices = dict(cfg.hydra.runtime.choices)
         if choices["study"]:
-            _, defaults = Composer(GlobalHydra.instance().config_loader(), ()).compose()
+            _, defaults = Composer().compose()
             read_command(cfg, [o for o in overrides if not override_key(o).startswith("hydra")], defaults["arch"])
         else:
             check_run(without(cfg, "hydra"), choices)

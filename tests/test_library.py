@@ -110,6 +110,7 @@ def test_costs_of_a_config_are_those_of_its_model_and_take_no_memory() -> None:
     assert llama_lab.cost(llama_lab.load_config(["arch=llama3", "size=llama3_405b"])).params > 4e11
 
 
+@pytest.mark.slow
 def test_runs_are_a_table(swept: Path) -> None:
     runs = llama_lab.read_runs(swept)
     found = {(row.run, row.seed, row.status) for row in runs.itertuples()}
@@ -133,6 +134,7 @@ def test_text_is_that_of_eval_py(swept: Path, evaluating: Callable[..., Ran]) ->
         llama_lab.generate(llama_lab.load(folder), temperature=-1)
 
 
+@pytest.mark.slow
 def test_a_comparison_is_that_of_the_command(swept: Path, in_process: Callable[..., Ran], tmp_path: Path) -> None:
     comparison = llama_lab.compare(swept, group_by=["norm"], baseline="norm=rmsnorm")
     command = ("--group-by=norm", "--baseline=norm=rmsnorm")

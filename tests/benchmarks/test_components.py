@@ -102,6 +102,7 @@ def test_decoding_tells_the_speed_over_all_sequences_and_the_cache_of_each_varia
     assert [m.kv_cache_bytes for m in (mha, gqa, mqa)] == [4 * per_head, 2 * per_head, per_head]
 
 
+@pytest.mark.slow
 def test_recurrent_arms_and_a_hybrid_are_decoded_beside_attention_and_only_its_state_grows() -> None:
     tables = measure_decoding(1, CPU, TINY, batch_sizes=[2], contexts=[16, 64], models=STATES)
     short, long = (rows.set_index("what").kv_cache_bytes for rows in tables)

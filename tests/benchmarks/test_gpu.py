@@ -117,6 +117,7 @@ def test_decoding_is_measured_with_its_share_of_the_bandwidth() -> None:
     assert found["CUDA graphs launched per token, eager"] == 0
 
 
+@pytest.mark.matrix
 @pytest.mark.process
 def test_sharded_runs_of_train_py_are_compared_with_one_device(tiny: list[str]) -> None:
     found = {finding.name: finding.outcome for finding in gpu_training.measure_sharding(CPU, tiny)}
@@ -124,6 +125,7 @@ def test_sharded_runs_of_train_py_are_compared_with_one_device(tiny: list[str]) 
     assert found["ddp on two devices"] == "not measured"
 
 
+@pytest.mark.matrix
 @pytest.mark.process
 def test_a_ladder_runs_in_slots(tiny: list[str]) -> None:
     found = list(gpu_training.measure_ladder(CPU, {"tiny": [*tiny, "study.axes=[norm]"]}, slots=2))

@@ -328,6 +328,7 @@ def test_a_killed_claim_goes_on_to_the_same_numbers_where_there_is_only_the_csv(
     assert len([*Path("runs").rglob("last.ckpt")]) == 2, "the others were not trained again"
 
 
+@pytest.mark.slow
 def test_what_has_ended_is_kept_at_ctrl_c(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = rows_of(trained)
     shutil.rmtree(trained.parent)
@@ -367,6 +368,7 @@ def test_results_of_other_data_are_refused(trained: Path) -> None:
         command.run(TINY, [])
 
 
+@pytest.mark.slow
 def test_losses_of_the_first_steps_that_have_changed_make_it_stale(trained: Path) -> None:
     assert changed_loss(trained, None) == ""
     loss = next(str(row["train/loss"]) for row in curve(rows_of(trained)[0]) if row["step"] == 6)
@@ -391,6 +393,7 @@ def test_a_claim_may_start_from_a_run_that_is_trained_first(trained: Path) -> No
     assert "its first steps are of trained weights, and not run again" in stated
 
 
+@pytest.mark.slow
 def test_a_claim_is_listed_with_what_it_costs_and_as_partial_while_judged_runs_are_missing(trained: Path) -> None:
     line = command.state(TINY, [], check=False)
     assert re.fullmatch(r"tiny: t\n    not run on a CPU, would take [\d.]+ (s|min) here; not run on a GPU", line)

@@ -48,6 +48,7 @@ def test_a_group_shows_its_options_and_the_keys_of_the_chosen_one(command: Comma
     }.items(),
     ids=lambda value: value if isinstance(value, str) else "",
 )
+@pytest.mark.slow
 def test_an_option_or_a_key_shows_values_and_comments(name: str, lines: list[str], command: Command) -> None:
     ran = command(name, "--help")
     assert (ran.code, ran.err) == (0, "")

@@ -31,7 +31,7 @@ from tests.hf.theirs import (
 )
 
 TOLERANCE = 1e-4  # of float32 logits whose standard deviation is about one
-EXPORTED = ("falcon 40B", "gpt_oss", "t5, 1.1")  # whose weights are fused, of experts, and of two towers
+EXPORTED = ("falcon 40B", "gpt_oss")  # whose weights are fused, and of experts
 
 
 @dataclass(frozen=True, repr=False)

@@ -77,7 +77,7 @@ IDS = b'{"model": {"vocab": {"a": 2147483653}}}'
 # What is done to a folder, and what is named: the file, the weight or the key at fault.
 HARMS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a weight is missing": (weights(lambda own: own.pop(DOWN)), f"its weights lack {DOWN}"),
-    "one too many": (weight(more=torch.ones(1)), "its weights have, beyond its config, more"),
+    "one too many": (weight(more=torch.ones(1)), "its weights have, beyond its config, model.more"),
     "infinite": (weight(**{DOWN: torch.full((48, 80), torch.inf)}), f"its weight {DOWN} is not finite"),
     "misshapen": (
         weight(**{DOWN: torch.ones(48, 79)}),

@@ -1,8 +1,8 @@
 """Sweeps of tasks that do not train, through the launcher, and launchers that are to be disturbed."""
 
 import json
-import subprocess
-from collections.abc import Callable, Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,65 +12,41 @@ import pytest
 
 from llama_lab.cli import hydra_command
 from llama_lab.launching import launch
-from tests.conftest import TRAIN, Ran, last_of_each
-from tests.launching.tasks import act
-from tests.preloaded import PreloadedPython
+from tests.conftest import TRAIN, Ran, Start, last_of_each
+from tests.launching import tasks
+from tests.processes import Started
 
 ON_CPU = ("trainer=cpu", "hydra/launcher=local_gpus")
-ACTING = ("-m", "tests.launching.tasks", "--multirun", "arm=a")
+ACTING = (tasks.__file__, "--multirun", "arm=a")
 TRAINING = (str(TRAIN), "--multirun", "arm=a")
 
 Sweep = Callable[..., Ran]
-Launcher = subprocess.Popen[str]
+Launch = Callable[..., Started]
 
 
 @pytest.fixture
-def sweep(
-    in_process: Sweep,
-    monkeypatch: pytest.MonkeyPatch,
-    tiny: list[str],
-    environment: dict[str, str],
-    preloaded: PreloadedPython,
-) -> Sweep:
+def sweep(in_process: Sweep, monkeypatch: pytest.MonkeyPatch, tiny: list[str]) -> Sweep:
     """Run `python train.py --multirun *overrides` inside this process, its runs `act` in processes of their own."""
     monkeypatch.setenv("PYTHONPATH", str(TRAIN.parent))
-    monkeypatch.setenv("OMP_NUM_THREADS", environment["OMP_NUM_THREADS"])  # which imports in `preloaded` have read
-    monkeypatch.setattr(launch, "program", lambda: [preloaded.executable, "-m", "tests.launching.tasks"])
-    acting = partial(hydra_command, act, "config", "the same command goes on")
+    monkeypatch.setattr(launch, "program", lambda: [sys.executable, "-m", "tests.launching.tasks"])
+    acting = partial(hydra_command, tasks.act, "config", "the same command goes on")
     return partial(in_process, acting, "train.py", "--multirun", *tiny, "arm=a")
 
 
 @pytest.fixture
-def start(
-    preloaded: PreloadedPython, environment: dict[str, str], tiny: list[str], tmp_path: Path
-) -> Iterator[Callable[..., Launcher]]:
-    """Start `python *program *overrides` in a session of its own. It and its runs are forks, see `PreloadedPython`."""
-    started: list[Launcher] = []
+def launcher(start: Start, tiny: list[str], tmp_path: Path) -> Launch:
+    """Start `python *program *overrides`."""
 
-    def launcher(*overrides: str, program: tuple[str, ...] = ACTING, **variables: str) -> Launcher:
-        process = preloaded.start(
-            [*program, *last_of_each([*tiny, *overrides])],
-            executable=preloaded.executable,
-            env={**environment, "PYTHONPATH": str(TRAIN.parent), **variables},
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
+    def begin(*overrides: str, program: tuple[str, ...] = ACTING, **variables: str) -> Started:
+        command = [*program, *last_of_each([*tiny, *overrides])]
+        return start(*command, cwd=tmp_path, PYTHONPATH=str(TRAIN.parent), **variables)
 
-    yield launcher
-    for process in started:
-        process.kill()
-        process.wait()
+    return begin
 
 
-def ended(launcher: Launcher) -> tuple[int, str]:
+def ended(launcher: Started) -> tuple[int, str]:
     """The exit status of a launcher, and what it printed."""
-    printed, _ = launcher.communicate()
-    return launcher.returncode, printed
+    return launcher.wait(), launcher.out.read_text() + launcher.err.read_text()
 
 
 def mark(cwd: Path, seed: int) -> dict[str, Any]:

@@ -53,10 +53,12 @@ def test_a_row_that_is_being_written_does_not_count(run: Run) -> None:
     assert latest_metrics(run.folder.metrics) == {}
 
 
-def test_a_row_of_a_deep_model_s_telemetry_counts_however_long_it_is(run: Run) -> None:
+def test_the_columns_of_telemetry_and_of_a_mixture_s_parts_do_not_hide_the_progress(run: Run) -> None:
+    table = MetricsCSV(run.folder.metrics, ["a", "b"], 48)
+    telemetry = dict.fromkeys(layer_metrics(48), 1 / 3)
+    losses = {"train/loss": 4.0, "val/loss": 3.0, "val/loss/a": 2.0, "val/loss/b": 4.0}
     for step in (1, 70):
-        metrics = {"tokens": step * 256, "seconds": step * 2.0, "train/loss": 4.0}
-        MetricsCSV(run.folder.metrics, (), 48).log_metrics(metrics | dict.fromkeys(layer_metrics(48), 1 / 3), step)
+        table.log_metrics({"tokens": step * 256, "seconds": step * 2.0} | losses | telemetry, step)
     run.folder.write_status("running")
     assert read_progress(run, 0) == RunProgress(70, 4.0, 8 * 2.0)
 
@@ -93,11 +95,3 @@ def test_a_terminal_gets_a_table_of_slots_runs_progress_loss_and_time_left(run: 
     assert any(re.fullmatch(r".*all +[━╸╺ ]+ +28% +10 min", line) for line in lines), "3.5 of 12.4 runs"
     assert any("3 done, 2 running, 7 waiting; about 10 min left" in line for line in lines)
     assert any("arm/seed=9: done" in line for line in lines)
-
-
-def test_the_losses_of_a_mixture_s_parts_do_not_hide_the_progress(run: Run) -> None:
-    table = MetricsCSV(run.folder.metrics, parts=["a", "b"])
-    table.log_metrics({"tokens": 256, "seconds": 2.0, "train/loss": 4.0}, 1)
-    table.log_metrics({"tokens": 256, "seconds": 2.0, "val/loss": 3.0, "val/loss/a": 2.0, "val/loss/b": 4.0}, 1)
-    run.folder.write_status("running")
-    assert read_progress(run, 0) == RunProgress(1, 4.0, 77 * 2.0)

@@ -5,25 +5,20 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
+import psutil
 import pytest
-from omegaconf import OmegaConf
 
 from llama_lab.launching import launch, process
 from llama_lab.runs.environment import RUNS_AT_ONCE
-from llama_lab.runs.folder import write_yaml
-from llama_lab.runs.stored import Environment
-from llama_lab.util.version import __version__
-from tests.composing import compose_config
-from tests.launching.conftest import ON_CPU, Launcher, Sweep, ended, folder, mark, status
+from tests.launching.conftest import ON_CPU, Launch, Sweep, ended, mark, status
 from tests.processes import at_work_in, wait_until
 
 
 def test_two_slots_run_two_jobs_at_the_same_time(sweep: Sweep) -> None:
+    """On one CPU each, they are forks of one server."""
     ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=2", "train.prompt=meet", "seed=1,2")
     assert (ran.code, ran.err) == (0, ""), "each waits for the other"
     assert "2 runs on 2 slots: cpu 1, cpu 2" in ran.out
@@ -32,60 +27,33 @@ def test_two_slots_run_two_jobs_at_the_same_time(sweep: Sweep) -> None:
     share = re.search(r"\n2 done, in \d+ s; its slots were at work ([0-9.]+)% of that\n", ran.out)
     assert 0 < float(share[1]) <= 100
     assert "\x1b" not in ran.out
-    assert mark(ran.cwd, 1)["pid"] != mark(ran.cwd, 2)["pid"] != os.getpid()
-    assert mark(ran.cwd, 1)["argv"] == sys.argv, "which environment.json records"
-
-
-def test_runs_on_one_cpu_are_forks_of_one_server_which_others_are_not(sweep: Sweep) -> None:
-    ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=3", "seed=1,2,3", "trainer.devices=1")
-    assert ran.code == 0
-    marks = [mark(ran.cwd, seed) for seed in (1, 2, 3)]
-    (server,) = {each["parent"] for each in marks}
-    assert b"forkserver" in Path(f"/proc/{server}/cmdline").read_bytes()
-    for each in marks:
-        environment = each["environment"]
-        assert (environment["OMP_NUM_THREADS"], each["threads"], environment[RUNS_AT_ONCE]) == ("1", 1, "3")
-    sweep(*ON_CPU, "trainer.devices=2", "seed=4")
-    assert mark(ran.cwd, 4)["parent"] != server
-
-
-def test_what_is_done_is_passed_over_and_its_loss_returned(sweep: Sweep, returned: list[Any]) -> None:
-    overrides = (*ON_CPU, "hydra.launcher.cpu_slots=1", "seed=1,2")
-    first = sweep(*overrides)
-    assert first.code == 0
-    settings = [o for o in sys.argv[2:] if not o.startswith(("hydra", "seed="))]  # what a real run would have left
-    for seed in (1, 2):
-        config = OmegaConf.to_container(compose_config(*settings, f"seed={seed}"), resolve=True)
-        write_yaml(config, folder(first.cwd, seed) / "resolved.yaml")
-        Environment(arm="a", seed=seed, versions={"llama-lab": __version__}).save(folder(first.cwd, seed))
-    (first.cwd / "mark1").unlink()
-    again = sweep(*overrides, "train.log_every=3")
-    assert again.code == 0
-    assert not (first.cwd / "mark1").exists()
-    assert "seed=1 train.log_every=3: done before, passed over" in again.out
-    assert returned == [1.0] * 4
+    one, two = (mark(ran.cwd, seed) for seed in (1, 2))
+    assert one["pid"] != two["pid"] != os.getpid()
+    assert one["parent"] == two["parent"]
+    assert "forkserver" in "".join(psutil.Process(one["parent"]).cmdline())
+    assert one["typed"] == sys.argv, "which environment.json records"
+    assert (one["environment"]["OMP_NUM_THREADS"], one["environment"][RUNS_AT_ONCE]) == ("1", "2")
 
 
 CRASHES = {
     1: "RuntimeError: fire",
     3: "killed by SIGKILL",
-    5: "killed by SIGABRT",
-    7: "its process exited with status 7",
+    5: "its process exited with status 7",
 }
 
 
 def test_a_crash_of_one_run_takes_nothing_else_down(sweep: Sweep) -> None:
-    ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=2", "train.prompt=crash", "seed=1,2,3,4,5,7")
+    ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=2", "train.prompt=crash", "seed=1,2,3,5")
     assert ran.code == 1
     for seed, told in CRASHES.items():
         log = Path(f"runs/llama/a/seed={seed}/output.log")
         assert f"a/seed={seed}: failed, {told}; its output is in {log}" in ran.out
         assert "the last words" in (ran.cwd / log).read_text()
         assert status(ran.cwd, seed) == ("running" if seed == 1 else "failed"), "which writes its own status"
-    assert ran.out.count("  the last words") >= 3
+    assert ran.out.count("  the last words") == 2
     assert ran.err.splitlines()[-1] == "error: RuntimeError: fire; its output is in runs/llama/a/seed=1/output.log"
     assert "Traceback" not in ran.err
-    assert (status(ran.cwd, 2), status(ran.cwd, 4)) == ("done", "done")
+    assert status(ran.cwd, 2) == "done"
 
 
 def test_a_program_that_cannot_be_imported_is_one_line(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,20 +72,10 @@ def test_a_job_that_cannot_start_is_reported_and_the_others_go_on(sweep: Sweep) 
 
 
 def test_jobs_with_one_folder_follow_each_other(sweep: Sweep) -> None:
-    ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=2", "train.prompt='sleep 1'", "seed=1", "train.log_every=1,2")
+    ran = sweep(*ON_CPU, "hydra.launcher.cpu_slots=2", "train.prompt='sleep 0.3'", "seed=1", "train.log_every=1,2")
     assert ran.code == 0
     events = re.findall(r"a/seed=1: (begins|done)", ran.out)
     assert events == ["begins", "done", "begins", "done"]
-
-
-@pytest.mark.slow
-def test_the_queue_keeps_its_slots_at_work(sweep: Sweep) -> None:
-    """About a second is planning the first four. The server that forks the runs is there, from the sweep before."""
-    overrides = (*ON_CPU, "hydra.launcher.cpu_slots=4", "train.prompt='sleep 1'")
-    assert sweep(*overrides, "seed=0").code == 0
-    ran = sweep(*overrides, f"seed={','.join(map(str, range(1, 17)))}")
-    share = re.search(r"\n16 done, in \d+ s; its slots were at work ([0-9.]+)% of that\n", ran.out)
-    assert float(share[1]) > 100 / 1.5
 
 
 def test_a_bad_setting_is_reported_in_one_line(sweep: Sweep) -> None:
@@ -163,15 +121,17 @@ def test_after_a_clock_s_jump_no_run_ends_before_it_began(sweep: Sweep, monkeypa
     assert "in -" not in ran.out
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(("number", "devices"), [(signal.SIGKILL, 1), (signal.SIGINT, 2)])
 def test_ctrl_c_reaches_every_run_once_and_runs_die_with_a_launcher_that_is_killed(
-    number: signal.Signals, start: Callable[..., Launcher], tmp_path: Path
+    number: signal.Signals, devices: int, launcher: Launch, tmp_path: Path
 ) -> None:
-    launcher = start(*ON_CPU, "hydra.launcher.cpu_slots=2", "train.prompt='sleep 600'", "seed=1,2")
+    """Runs on one CPU are forks, those on two are new processes."""
+    slots = ("hydra.launcher.cpu_slots=2", f"trainer.devices={devices}")
+    started = launcher(*ON_CPU, *slots, "train.prompt='sleep 600'", "seed=1,2")
     wait_until(lambda: (tmp_path / "mark1").exists() and (tmp_path / "mark2").exists())
     assert len(at_work_in(tmp_path)) > 2
-    launcher.send_signal(number)
-    code, shown = ended(launcher)
+    started.send_signal(number)
+    code, shown = ended(started)
     if number == signal.SIGINT:
         assert code == 130
         assert "press Ctrl-C again to stop at once" in shown

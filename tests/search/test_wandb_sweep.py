@@ -1,6 +1,7 @@
 """The shipped sweep of W&B's: the command that its agent makes of it, by the agent's own code, without a server."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +10,15 @@ import yaml
 from wandb.sdk.launch.sweeps.utils import load_sweep_config
 from wandb.wandb_agent import Agent
 
-from tests.conftest import TRAIN
-from tests.preloaded import PreloadedPython
+from tests.conftest import TRAIN, enter
 
 SWEEP = TRAIN.parent / "docs" / "wandb_sweep.yaml"
 DRAWN = {"optim.lr": 0.0021, "norm": "layernorm", "model.n_layers": 4}
 
 
+@pytest.mark.process
+@pytest.mark.slow
 def test_the_agent_of_wandb_starts_a_run_that_belongs_to_its_sweep(
-    preloaded: PreloadedPython,
     environment: dict[str, str],
     tiny: list[str],
     tmp_path: Path,
@@ -26,14 +27,9 @@ def test_the_agent_of_wandb_starts_a_run_that_belongs_to_its_sweep(
     sweep = load_sweep_config(str(SWEEP))
     assert sweep["parameters"].keys() == DRAWN.keys()
     assert sweep["metric"] == {"name": "val/loss", "goal": "minimize"}
-    python = tmp_path / "bin" / "python"  # which imports PyTorch faster
-    python.parent.mkdir()
-    python.symlink_to(preloaded.executable)
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ.keys() - environment.keys():
-        monkeypatch.delenv(name)
-    for name, value in {**environment, "PATH": f"{python.parent}:{os.environ['PATH']}", "WANDB_SWEEP_ID": "s1"}.items():
-        monkeypatch.setenv(name, value)
+    enter(tmp_path, environment, monkeypatch)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
+    monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
     for name in ("WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH"):  # which the agent sets
         monkeypatch.setenv(name, "")
 

@@ -1,12 +1,10 @@
 """What a study's sweeper does until it trains, and whole studies for the fixtures of a module, inside this process."""
 
 import io
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra import initialize_config_dir
@@ -14,7 +12,6 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
-from omegaconf import DictConfig
 
 from llama_lab.cli import train_command
 from llama_lab.config.components import CONF_DIR, register_resolvers, report_component_errors
@@ -34,23 +31,6 @@ def packaged() -> ConfigLoader:
     return ConfigLoaderImpl(create_config_search_path(str(CONF_DIR)))
 
 
-@cache
-def composed(config: str, mode: RunMode, *overrides: str) -> bytes:
-    """A config with Hydra's node, pickled."""
-    return pickle.dumps(packaged().load_configuration(config, list(overrides), mode))
-
-
-class Loader:
-    """The config loader of conf/, which composes the same overrides once."""
-
-    def load_configuration(self, config: str, overrides: list[str], mode: RunMode) -> DictConfig:
-        cfg: DictConfig = pickle.loads(composed(config, mode, *overrides))
-        return cfg
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(packaged(), name)
-
-
 @contextmanager
 def commanding() -> Iterator[None]:
     """Inside, further configs can be composed and built as in a command."""
@@ -60,12 +40,11 @@ def commanding() -> Iterator[None]:
 
 def planned_study(*overrides: str) -> Plan:
     """The plan of the study that `python train.py *overrides` would train in this process."""
-    loader = Loader()
     with commanding():
-        cfg = loader.load_configuration("config", to_hydra(last_of_each(overrides)), RunMode.MULTIRUN)
-        _, defaults = Composer(loader, ()).compose()
+        cfg = packaged().load_configuration("config", to_hydra(last_of_each(overrides)), RunMode.MULTIRUN)
+        _, defaults = Composer().compose()
         command = read_command(cfg, list(cfg.hydra.overrides.task), defaults["arch"])
-        return plan_study(command, Composer(loader, command.shared))
+        return plan_study(command, Composer(command.shared))
 
 
 def refusal(*overrides: str) -> str:

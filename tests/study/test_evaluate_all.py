@@ -57,6 +57,7 @@ def test_a_study_is_evaluated_in_one_go_and_its_report_is_written_again(climb: P
     assert "context" in after
 
 
+@pytest.mark.slow
 def test_a_run_that_cannot_be_evaluated_is_named_and_the_others_go_on(climb: Path, evaluating: Command) -> None:
     RunFolder(climb / "vanilla/seed=1").write_status("interrupted", "stopped")
     shutil.rmtree(climb / "+rmsnorm/seed=2")

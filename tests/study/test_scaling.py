@@ -20,6 +20,7 @@ def shared(tiny: list[str]) -> list[str]:
     return [o for o in tiny if not o.startswith(("size=", "train.tokens=", "train.batch_size=", "train.sample"))]
 
 
+@pytest.mark.slow
 def test_rates_are_tuned_at_one_budget_of_a_size(shared: list[str]) -> None:
     grid = ("study.learning_rates=[1e-3,8e-3]", "study.seeds=[1]", "study.sizes=[pico,nano]", "study.budgets=[0.2,0.4]")
     plan = planned_study(*shared, *COMMON, *QUICK, *grid)
@@ -30,7 +31,7 @@ def test_rates_are_tuned_at_one_budget_of_a_size(shared: list[str]) -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_four_sizes_by_three_budgets_are_fitted(command: Command, shared: list[str], tmp_path: Path) -> None:
     sizes = tmp_path / "mine" / "size"
     sizes.mkdir(parents=True)

@@ -101,6 +101,7 @@ def test_speeds_are_measured_again_only_after_a_run(study: Callable[..., Ran], m
     assert (measured / StudySpeed.FILE).read_bytes() != before
 
 
+@pytest.mark.slow
 def test_a_study_measures_nothing_if_measure_speed_is_false(study: Callable[..., Ran], unmeasured: Path) -> None:
     study("study.measure_speed=false")
     assert (unmeasured / "report.html").exists()
@@ -156,6 +157,7 @@ def test_a_study_is_measured_by_a_command_but_not_with_foreign_code(command: Com
     check_refused(command("measure=runs/climb", "trainer=cpu"), "measure=runs/climb")
 
 
+@pytest.mark.slow
 def test_a_study_asks_its_launcher_for_a_measurement_on_the_hardware_of_its_runs(
     unmeasured: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +173,7 @@ def test_a_study_asks_its_launcher_for_a_measurement_on_the_hardware_of_its_runs
     assert {"measure=runs/climb", "trainer.devices=2", "trainer.accelerator=cpu"} <= {*asked[0]}
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_speeds_are_measured_on_several_devices(run_train: RunTrain, unmeasured: Path) -> None:
     ran = run_train(f"measure={unmeasured}", "trainer=ddp", "trainer.devices=2", "trainer.accelerator=cpu")
     assert (ran.code, ran.err) == (0, "")

@@ -325,7 +325,7 @@ def test_an_interrupted_tuning_run_delays_the_choice_alone(study: Callable[..., 
     assert changed(grid, before) == {tunes, "llama2/seed=1"}
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_grid_goes_on_if_its_best_rate_is_an_end(study: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "MOST_EXTENSIONS", 2)
     grid = [*GRID, "study.learning_rates=[1e-5,2e-5]", "study.seeds=[1]"]
@@ -407,7 +407,8 @@ def test_an_arm_may_lose_the_windows_that_its_pattern_acts_on(tiny: list[str]) -
 
 
 def test_dashboards_show_arms_tags_and_final_metrics(run_train: RunTrain, tiny: list[str]) -> None:
-    ran = run_train(*tiny, *LADDER, "study.seeds=[1]", "study.axes=[norm]", "logger=all", "hydra/launcher=basic")
+    overrides = (*tiny, *LADDER, "study.seeds=[1]", "study.axes=[norm]", "logger=all", "hydra/launcher=basic")
+    ran = run_train(*overrides, fresh=True)  # a fork would share the folder that W&B makes as it is imported
     assert ran.code == 0, ran.err
     folder = ran.cwd / "runs" / "climb"
     events = EventAccumulator(str(folder / "+rmsnorm" / "seed=1" / "tensorboard"))

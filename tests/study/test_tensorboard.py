@@ -89,6 +89,7 @@ def test_the_page_of_hparams_has_each_run_s_choices_and_results(address: str, br
     page.close()
 
 
+@pytest.mark.slow
 def test_links_follow_the_names_and_lead_to_the_events(swept: Path, tmp_path: Path) -> None:
     link_runs([swept], tmp_path)
     links = sorted(tmp_path.glob("*/*"))

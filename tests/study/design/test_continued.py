@@ -18,7 +18,7 @@ from llama_lab.study.design.designs import Composer
 from tests.conftest import Command, Ran
 from tests.refusals import check_line, check_refused, refusing
 from tests.study.design.test_designs import CONFIGS
-from tests.study.planning import Loader, planned_study, refusal
+from tests.study.planning import planned_study, refusal
 
 POSITIONS = ["rope", "rope_linear", "rope_ntk", "rope_yarn", "rope_llama3"]
 STARTS = ["mean", "first", "random"]
@@ -29,7 +29,7 @@ extend = partial(Extend, "llama", 0.05, 4, POSITIONS)
 def from_source(init_from: Path | None, *shared: str) -> Composer:
     """The checkout's configs at size=pico, with `init_from` and further overrides."""
     own = () if init_from is None else (f"init_from='{init_from}'",)
-    return Composer(Loader(), ("size=pico", *own, *shared))
+    return Composer(("size=pico", *own, *shared))
 
 
 def source(folder: Path, *overrides: str) -> Path:

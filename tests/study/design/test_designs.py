@@ -25,9 +25,8 @@ from llama_lab.study.design.designs import (
 )
 from tests.composing import compose_config
 from tests.refusals import refusing
-from tests.study.planning import Loader
 
-CONFIGS = Composer(Loader(), ())
+CONFIGS = Composer()
 
 
 def components(overrides: tuple[str, ...]) -> dict[str, str]:
@@ -111,7 +110,7 @@ def test_kv_heads_go_from_one_per_query_head_to_one_for_all() -> None:
 def test_recurrences_and_encoders_have_no_key_and_value_heads_to_compare() -> None:
     for shared in (("attention=linear", "position=none"), ("family=encoder", "objective=masked")):
         with refusing("study.base=llama2"):
-            KVHeads("llama2").variants(Composer(Loader(), shared))
+            KVHeads("llama2").variants(Composer(shared))
 
 
 def test_depth_crosses_blocks_depths_and_warm_up_and_matches_within_a_depth() -> None:

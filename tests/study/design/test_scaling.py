@@ -109,6 +109,7 @@ def test_settings_that_make_no_scaling_study_are_refused(wrong: dict[str, Any], 
         Scaling(**DESIGN | wrong).variants(CONFIGS)
 
 
+@pytest.mark.slow
 def test_a_study_of_laws_says_if_it_reads_its_text_too_often(tiny: list[str]) -> None:
     shared = [one for one in tiny if not one.startswith(("size", "train.tokens"))]
     design = ("study.axis=ffn", "study.options=[relu,swiglu]", "study.sizes=[pico,nano]", "study.learning_rates=null")

@@ -14,6 +14,7 @@ from llama_lab.model.experts import MixtureOfExperts
 from llama_lab.training.prepare import check_complete, check_effects
 from tests.composing import compose_config, decoder, options
 from tests.refusals import refusing
+from tests.selection import first
 
 FOUR = ("size=nano",)
 WINDOWED = (*FOUR, "attention=gqa_window", "model.attention.window=5")
@@ -27,7 +28,7 @@ def test_a_slice_names_the_layers_that_python_names(n: int, begin: int, end: int
         assert layers_at("at", [layer - n for layer in expected], n) == expected
 
 
-@pytest.mark.parametrize("option", options("pattern"))
+@pytest.mark.parametrize("option", first(6, options("pattern")))
 @pytest.mark.parametrize("n_layers", [13, *(pytest.param(n, marks=pytest.mark.matrix) for n in (2, 3, 8))])
 def test_every_packaged_pattern_fits_any_depth(option: str, n_layers: int) -> None:
     cfg = compose_config("size=nano", "attention=gqa_window", f"model.n_layers={n_layers}", f"pattern={option}")

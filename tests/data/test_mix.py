@@ -215,6 +215,7 @@ def test_a_run_on_a_mixture_logs_each_part_and_is_evaluated_from_its_folder(mixe
 SPAN = ("objective=span", "family=encoder_decoder")
 
 
+@pytest.mark.slow
 def test_an_evaluation_divides_the_parts_as_validation_does(mixed: list[str], tmp_path: Path) -> None:
     path = trained(*mixed, *SPAN, "train.tokens=2560", f"runs_dir={tmp_path}")
     found = evaluate(path, eval_settings("eval.parts=[loss]"))

@@ -33,6 +33,7 @@ def test_a_command_draws_shapes_and_costs_and_trains_nothing(command: Command) -
     assert marked(ran.cwd / "one.svg") == set()
 
 
+@pytest.mark.slow
 def test_two_stand_side_by_side_and_only_what_differs_is_marked(command: Command) -> None:
     ran = command("norm=layernorm", "draw=two.svg", "draw_against=norm=rmsnorm", "model.n_layers=2")
     assert (ran.code, ran.err) == (0, "")

@@ -408,6 +408,7 @@ LEAST = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", first(2, LEAST))
 def test_contexts_are_halved_as_long_as_the_model_can_be_built(choice: str) -> None:
     model = model_of_memory("size=pico", "model.n_layers=1", "model.max_seq_len=256", *choice.split())

@@ -49,6 +49,7 @@ def windows(run: TrainedRun, length: int) -> list[tuple[Tensor, Tensor]]:
     return [(inputs[targets >= 0], targets[targets >= 0]) for inputs, targets in pairs]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_run_within_documents_reports_what_each_document_costs_by_itself(masked: Path) -> None:
     run = load_run(masked)

@@ -154,6 +154,7 @@ def test_convolutions_of_unequal_widths_are_read_as_released_not_in_the_thirds_t
     assert torch.equal(their_logits(reload(tmp_path / "theirs"), tokens), expected)
 
 
+@pytest.mark.slow
 def test_an_export_in_16_bits_is_checked_with_the_bias_of_the_choice_that_was_written(tmp_path: Path) -> None:
     theirs = their_model("deepseek_v3, experts")
     for name, buffer in theirs.named_buffers():

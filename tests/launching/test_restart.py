@@ -39,7 +39,7 @@ def test_after_a_kill_the_same_command_loses_nothing_and_does_nothing_twice(
     killed.wait()
     wait_until(lambda: not at_work_in(tmp_path))
     began, stopped = time.time(), launcher(*overrides, program=(str(TRAIN),))
-    wait_until(lambda: saved(runs[2:], began) > 0)  # so one of the first two is done
+    wait_until(lambda: saved(runs[2:], began) == 2)  # so the first two are done
     stopped.send_signal(signal.SIGINT)
     code, shown = ended(stopped)
     assert code == 130, shown

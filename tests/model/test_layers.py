@@ -11,6 +11,7 @@ from tests.model.cases import FOUR, PATTERNS
 TOKENS = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_layer_starts_with_the_values_that_it_has_in_a_model_of_its_kind(pattern: str) -> None:
     """A switch in one layer leaves the initial values of all others as they were."""

@@ -13,6 +13,7 @@ from llama_lab.model import Decoder, measure_cost
 from llama_lab.model.recompute import recompute, recomputed_flops
 from tests.composing import decoder
 from tests.model.cases import ON_NONE
+from tests.selection import first
 
 TOKENS = torch.randint(97, (2, 33), generator=torch.Generator().manual_seed(0))
 PARTS = ["attention", "block"]
@@ -54,7 +55,7 @@ def step(model: Decoder, mixed: bool = False) -> tuple[Tensor, list[Tensor]]:
     return loss.detach(), [p.grad for p in model.parameters() if p.grad is not None]
 
 
-@pytest.mark.parametrize(("case", "mixed"), [*((case, False) for case in CASES), ("softcap", True)])
+@pytest.mark.parametrize(("case", "mixed"), first(6, [("softcap", True), *((case, False) for case in CASES)]))
 def test_losses_and_gradients_are_the_same_to_the_last_bit(case: str, mixed: bool) -> None:
     loss, gradients = step(decoder(*CASES[case]), mixed)
     for parts in PARTS:

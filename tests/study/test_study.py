@@ -399,6 +399,7 @@ def test_a_bad_arm_fails_before_the_first_one_trains(study: Callable[..., Ran]) 
     assert not (ran.cwd / "runs").exists()
 
 
+@pytest.mark.slow
 def test_an_arm_may_lose_the_windows_that_its_pattern_acts_on(tiny: list[str]) -> None:
     """Without them all layers are alike, in another model than the baseline's."""
     recipes = ["study=leave_one_out", "study.base=llama", "study.target=gemma2", "study.axes=[pattern,attention]"]

@@ -69,6 +69,7 @@ def test_a_run_that_ends_earlier_shows_the_steps_until_then(tiny: list[str], com
     assert none.out.splitlines()[-1] == "no profile: the run had no more than 3 steps left"
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_not_profiled(command: Command) -> None:
     ran = command("measure=runs/ladder", "trainer.profile=true")
     assert (ran.code, ran.err.count("\n")) == (2, 1)

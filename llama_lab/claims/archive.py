@@ -84,12 +84,12 @@ def settings_of(rows: Sequence[dict[str, Any]], config_dir: str | None) -> list[
 
 @lru_cache
 def resolved_all(runs: tuple[tuple[str, ...], ...], config_dir: str | None) -> list[dict[str, Any]]:
-    """The resolved configs of these overrides, which take a tenth of a second each."""
+    """The resolved configs of these overrides; kept, since a claim asks for them more than once."""
     return [*map(resolved, configs_of(runs, config_dir))]
 
 
 def configs_of(runs: Sequence[Sequence[str]], config_dir: str | None) -> list[DictConfig]:
-    """The configs of these overrides. One takes a third of a second to compose, so the runs of an arm share theirs."""
+    """The configs of these overrides. The runs of an arm share the one that is composed."""
     overrides = [{override_key(one): one for one in run} for run in runs]
     shared = [tuple(one for key, one in given.items() if key not in OF_RUNS) for given in overrides]
     with composing([], config_dir):

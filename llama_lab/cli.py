@@ -17,7 +17,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from llama_lab.config.components import CONF_DIR, register_resolvers, report_component_errors
-from llama_lab.config.composing import run_config
+from llama_lab.config.composing import compose, run_config
 from llama_lab.config.explain import HELP, explain, read_help
 from llama_lab.config.grammar import is_launched, override_key, to_hydra
 from llama_lab.config.messages import USER_ERRORS, exit_with, is_unreadable, one_line
@@ -351,9 +351,7 @@ def draw_model(cfg: DictConfig, choices: Choices) -> None:
         theirs = to_hydra(shlex.split(cfg.draw_against))
         keys = {override_key(o) for o in theirs} | {"draw", "draw_against"}
         both = [*(o for o in overrides if override_key(o) not in keys), *theirs]
-        other = hydra.compose("config", overrides=both, return_hydra_config=True)
-        other_choices = dict(other.hydra.runtime.choices)
-        del other.hydra
+        other, other_choices = compose(both)
         check_run(other, other_choices)
         against = (other, name(both, other_choices))
     print(f"the picture is {draw(cfg, name(overrides, choices), against)}")

@@ -1,7 +1,7 @@
 """Compose further configs, in a command or outside.
 
-Hydra composes the config of a command. For the other configs of a study, a search or a notebook it takes a tenth of a
-second each; so files are read once, and merged here as Hydra would. What is not simple, it still composes itself.
+Hydra composes the config of a command. For the other configs of a study or a notebook it takes a tenth of a second
+each; so files are read once, and merged here as Hydra would. What is not simple, it still composes itself.
 """
 
 import re
@@ -63,7 +63,7 @@ class ConfigFile:
 
     settings: dict[str, Any]
     extends: tuple[str, ...]
-    chooses: dict[str, str | None]
+    chooses: Choices
 
 
 def read_file(file: Path, folder: Path = CONF_DIR) -> ConfigFile:

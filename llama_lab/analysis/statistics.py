@@ -11,9 +11,8 @@ from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
 from scipy.optimize import brentq
-from scipy.special import chdtr, ndtr
+from scipy.special import chdtr, ndtr, stdtr, stdtrit
 
 from llama_lab.util.formatting import with_interval
 
@@ -132,10 +131,8 @@ def estimate(values: Sequence[float]) -> Estimate:
     if n == 1:
         return Estimate(1, mean)
     sd = float(np.std(values, ddof=1))
-    if sd == 0:  # SciPy's interval of no width is nan
-        return Estimate(n, mean, 0.0, mean, mean)
-    low, high = stats.t.interval(1 - LEVEL, n - 1, mean, sd / math.sqrt(n))
-    return Estimate(n, mean, sd, float(low), float(high))
+    half = float(-stdtrit(n - 1, LEVEL / 2)) * sd / math.sqrt(n)
+    return Estimate(n, mean, sd, mean - half, mean + half)
 
 
 def geometric_mean(values: Sequence[float]) -> Estimate:
@@ -152,8 +149,8 @@ def paired_difference(values: Sequence[float], reference: Sequence[float]) -> Pa
 
 def _paired_test(found: PairedDifference) -> PairedDifference:
     error, df = found.sd / math.sqrt(found.n), found.n - 1
-    half = error * float(stats.t.isf(LEVEL / 2, df))
-    p = 2 * float(stats.t.sf(abs(found.mean) / error, df))
+    half = error * float(-stdtrit(df, LEVEL / 2))
+    p = 2 * float(stdtr(df, -abs(found.mean) / error))
     return replace(found, low=found.mean - half, high=found.mean + half, p=p, error=error, df=df)
 
 
@@ -274,7 +271,7 @@ def seeds_needed(tested: PairedDifference, family: int) -> SeedRange:
         index = bisect_left(more, True, key=enough)  # power grows with n; a root finder may not converge
         return more[index] if index < len(more) else None
 
-    reach = tested.error * float(stats.t.ppf(0.9, tested.df))
+    reach = tested.error * float(stdtrit(tested.df, 0.9))
     return seeds_for(abs(tested.mean)), seeds_for(max(0.0, abs(tested.mean) - reach))
 
 

@@ -11,35 +11,14 @@ import torch
 from lightning.pytorch.accelerators import CUDAAccelerator
 from omegaconf import DictConfig
 
-from llama_lab.config.components import build
 from llama_lab.util.errors import ConfigError
 
+from .batch_size import micro_batches_per_step
 from .dataset import Dataset, Ids, Validation
-from .objectives import Objective
+from .objectives import Objective, open_objective
 
 Batch = tuple[torch.Tensor, ...]
 """Inputs and targets, `(B, T)` int64 each, and what a model is given beside them."""
-
-
-def micro_batches_per_step(batch_size: int, micro_batch_size: int | None, world_size: int) -> int:
-    """Return the number of micro-batches per device and optimizer step.
-
-    `batch_size` counts sequences over all `world_size` devices, `micro_batch_size` those of one forward pass on one
-    device; None: a device's whole share. Raises ConfigError unless the numbers divide each other.
-    """
-    unit = world_size * (micro_batch_size or 1)
-    if batch_size % unit:
-        near = " and ".join(map(str, multiples_around(batch_size, unit)))
-        raise ConfigError(
-            f"train.batch_size={batch_size}: not a multiple of {unit}, which train.micro_batch_size={micro_batch_size} "
-            f"on trainer.devices={world_size} needs; {near} {'is' if batch_size < unit else 'are'}"
-        )
-    return batch_size // unit if micro_batch_size else 1
-
-
-def multiples_around(number: int, unit: int) -> list[int]:
-    """The positive multiples of `unit` next to `number`, below and above; `number` itself if it is one."""
-    return sorted({max(number // unit, 1) * unit, math.ceil(number / unit) * unit})
 
 
 class TokenDataModule(L.LightningDataModule):
@@ -103,12 +82,6 @@ def open_data_module(cfg: DictConfig, dataset: Dataset) -> TokenDataModule:
     """The batches of the run that `cfg` describes. Raises ConfigError as the class and the objective do."""
     sizes = (cfg.model.max_seq_len, cfg.train.batch_size, cfg.train.micro_batch_size)
     return TokenDataModule(dataset, *sizes, cfg.data.seed, open_objective(cfg, dataset))
-
-
-def open_objective(cfg: DictConfig, dataset: Dataset) -> Objective:
-    """The objective that `cfg` describes, for a dataset. Raises ConfigError."""
-    tokenizer = dataset.tokenizer
-    return build(cfg.objective, "objective", tokenizer=tokenizer) if cfg.get("objective") else Objective(tokenizer)
 
 
 class TrainBatches:

@@ -9,11 +9,12 @@ import numpy.typing as npt
 from hydra.utils import get_class
 from omegaconf import DictConfig
 
+from llama_lab.config.components import build
 from llama_lab.model.attention_context import LEAST_PREFIX
 from llama_lab.model.loss import IGNORE
 from llama_lab.util.errors import ConfigError
 
-from .dataset import Examples, Ids, Validation
+from .dataset import Dataset, Examples, Ids, Validation
 from .tokenizer import TextTokenizer
 
 Mask = npt.NDArray[np.bool_]
@@ -50,6 +51,12 @@ class Objective:
         """The examples of `windows` with the numbers `at`; without any, one that predicts nothing."""
         chosen = [windows[i] for i in at] or [windows.nothing()]
         return self.val_examples(Examples(*map(np.stack, zip(*chosen, strict=True))), at or [0])
+
+
+def open_objective(cfg: DictConfig, dataset: Dataset) -> Objective:
+    """The objective that `cfg` describes, for a dataset. Raises ConfigError."""
+    tokenizer = dataset.tokenizer
+    return build(cfg.objective, "objective", tokenizer=tokenizer) if cfg.get("objective") else Objective(tokenizer)
 
 
 def kind_of(cfg: DictConfig) -> type[Objective]:

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
-from lightning.pytorch.utilities import rank_zero_only
 from omegaconf import DictConfig
+from torch.distributed import is_torchelastic_launched
 
 from llama_lab.util.errors import ConfigError
 
@@ -61,7 +59,7 @@ def started() -> Started | None:
 
     Raises ConfigError for tasks that srun has not spread evenly over its nodes, or that would not find each other.
     """
-    if TorchElasticEnvironment.detect():
+    if is_torchelastic_launched():
         per_node = int(os.environ["LOCAL_WORLD_SIZE"])
         return Started("torchrun", per_node, int(os.environ["WORLD_SIZE"]) // per_node)
     if below_srun():
@@ -79,9 +77,14 @@ def started() -> Started | None:
 
 def below_srun() -> bool:
     """Whether srun has started this process, without torchrun in between; false in an interactive shell of Slurm."""
+    if "SLURM_NTASKS" not in os.environ or is_torchelastic_launched():
+        return False
+    # Here and below, where it is needed: Lightning takes three seconds to import.
+    from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is an srun on this machine, which was not used
-        return SLURMEnvironment.detect() and not TorchElasticEnvironment.detect()
+        warnings.simplefilter("ignore")  # that there is an srun on this machine, which an interactive shell did not use
+        return SLURMEnvironment.detect()
 
 
 def check_started(hardware: Hardware) -> None:
@@ -183,4 +186,6 @@ def choose_precision(wanted: str | int, accelerator: str, has_bf16: bool) -> str
 
 def current_rank() -> int:
     """This process's rank among those of the run, from its environment variables; 0 when alone."""
+    from lightning.pytorch.utilities import rank_zero_only
+
     return int(rank_zero_only.rank)  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import DictConfig
@@ -21,7 +21,9 @@ from llama_lab.model import Decoder, attention, loss
 from llama_lab.model.cost import random_batch
 from llama_lab.model.recompute import recompute
 from llama_lab.training.model_check import allocate, optimizer_bytes
-from llama_lab.training.module import LanguageModel
+
+if TYPE_CHECKING:
+    from llama_lab.training.module import LanguageModel
 
 CHUNKS = 2  # of a loss that are computed: a long context has thousands of them
 
@@ -125,6 +127,8 @@ class Footprint:
 
     def _activation_bytes(self, layers: int, sequences: int) -> tuple[int, int]:
         """`step_bytes` of the first `layers` layers."""
+        from llama_lab.training.module import LanguageModel  # Lightning takes seconds, and plans import this file
+
         cfg, model = self.cfg, self._first_layers(layers)
         # On fake CPU tensors, since meta tensors support neither autocast nor kernels.
         with FakeTensorMode(allow_non_fake_inputs=True), as_on_a_gpu():
@@ -158,7 +162,7 @@ def traits(module: nn.Module) -> tuple[object, ...]:
     return type(module), plain, [p.shape for p in module.parameters(recurse=False)]
 
 
-def step_bytes(module: LanguageModel, batch: Sequence[Tensor], mixed: bool) -> tuple[int, int]:
+def step_bytes(module: "LanguageModel", batch: Sequence[Tensor], mixed: bool) -> tuple[int, int]:
     """Peak bytes of a micro-batch's forward and backward pass, and those kept between the two.
 
     Beside existing parameters and gradients.

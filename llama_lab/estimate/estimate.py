@@ -28,7 +28,7 @@ from torch import nn
 from torch.utils.benchmark import Timer
 
 from llama_lab.config.components import build, model_cost
-from llama_lab.data.data_module import micro_batches_per_step, multiples_around
+from llama_lab.data.batch_size import micro_batches_per_step, multiples_around
 from llama_lab.data.objectives import kind_of
 from llama_lab.data.open import is_probe, open_probe
 from llama_lab.devices.hardware import asked_counts, check_strategy, choose_accelerator, choose_precision

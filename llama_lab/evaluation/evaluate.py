@@ -14,8 +14,8 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.config.components import check_decodes
 from llama_lab.config.schema import is_kind
 from llama_lab.config.trust import Trust
-from llama_lab.data.data_module import open_objective
 from llama_lab.data.dataset import Dataset
+from llama_lab.data.objectives import open_objective
 from llama_lab.data.open import has_answers
 from llama_lab.devices.hardware import Hardware, choose_hardware
 from llama_lab.model import Decoder

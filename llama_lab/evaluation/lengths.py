@@ -12,9 +12,8 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from llama_lab.config.schema import is_kind
-from llama_lab.data.data_module import open_objective
 from llama_lab.data.dataset import Dataset, Validation
-from llama_lab.data.objectives import Objective, predicts_text
+from llama_lab.data.objectives import Objective, open_objective, predicts_text
 from llama_lab.data.open import has_answers
 from llama_lab.devices.hardware import Hardware
 from llama_lab.model import Decoder

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from lightning_utilities import apply_to_collection
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from llama_lab.util.errors import ConfigError, first_line
 from llama_lab.util.files import discard, sync
@@ -155,6 +154,8 @@ def consolidate(file: Path) -> None:
 
 def write_part(checkpoint: dict[str, Any], folder: Path, rank: int, world_size: int) -> None:
     """Write the part of a checkpoint of process `rank` of `world_size`, and wait until it is on disk."""
+    from torch.distributed.tensor import DTensor  # takes half a second to import, and commands only read
+
     rows: list[Tensor] = []
 
     def cut(tensor: DTensor) -> Tensor:

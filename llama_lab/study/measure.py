@@ -20,7 +20,8 @@ from omegaconf import OmegaConf
 
 from llama_lab.config.components import build_model
 from llama_lab.config.trust import Trust, stored_config
-from llama_lab.data.data_module import micro_batches_per_step, open_data_module
+from llama_lab.data.batch_size import micro_batches_per_step
+from llama_lab.data.data_module import open_data_module
 from llama_lab.data.dataset import Dataset
 from llama_lab.data.open import is_probe, open_dataset, read_by
 from llama_lab.devices.hardware import check_started, current_rank

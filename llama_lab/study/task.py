@@ -9,15 +9,16 @@ from omegaconf import DictConfig
 from llama_lab.config.composing import run_config
 from llama_lab.devices.hardware import current_rank
 from llama_lab.runs.stored import Status
-from llama_lab.training.command import train_run
 from llama_lab.training.prepare import requested_run
 from llama_lab.util.errors import INTERRUPTED, ConfigError, FinishedRunError
-
-from .measure import measure_study
 
 
 def study_task(cfg: DictConfig) -> None:
     """The task function of a study's runs. Hydra continues with the next run if this one fails."""
+    from llama_lab.training.command import train_run  # Lightning takes seconds to import, and a dry run trains nothing
+
+    from .measure import measure_study
+
     command = HydraConfig.get()
     cfg, choices = run_config(cfg, dict(command.runtime.choices))
     run = requested_run(cfg, choices, list(command.overrides.task))

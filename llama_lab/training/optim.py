@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import SGD, Adafactor, Adam, AdamW, Muon, Optimizer
 
 from llama_lab.model import Decoder
@@ -147,6 +146,8 @@ def as_matrices(tensor: Tensor) -> list[Tensor]:
     """Views of the matrices in a stack, of this process's shard; of a matrix, itself."""
     if tensor.ndim == 2:
         return [tensor]
+    from torch.distributed.tensor import DTensor  # takes half a second to import, and every plan makes an optimizer
+
     return list((tensor.to_local() if isinstance(tensor, DTensor) else tensor).unbind())
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from llama_lab.config.components import of_layers
-from llama_lab.data.data_module import micro_batches_per_step
+from llama_lab.data.batch_size import micro_batches_per_step
 from llama_lab.devices.hardware import Hardware, choose_hardware
 from llama_lab.evaluation.lengths import check_multiples
 from llama_lab.model import Cost

@@ -18,9 +18,9 @@ from llama_lab.data.open import read_by
 from llama_lab.devices.performance import synchronize
 from llama_lab.estimate.estimate import check_mfu, find_device
 from llama_lab.model.cost import random_batch
-from llama_lab.model.recompute import recomputed_flops
+from llama_lab.model.recompute import recompute, recomputed_flops
 from llama_lab.runs.study import MATCHED, MOST_RESIDUAL
-from llama_lab.training.assemble import build_module
+from llama_lab.training.assemble import build_optimizer
 from llama_lab.util.formatting import break_name, cache_and_state, count, duration, short, three_digits
 
 from .plan import Plan, PlannedArm, meta_model
@@ -180,7 +180,8 @@ def flops_per_second(plan: Plan) -> float | None:
     model = build_model(run.cfg, plan.dataset.index.vocab_size, plan.dataset.tokenizer.eot_id).to(device)
     if run.hardware.precision == "bf16-true":
         model.bfloat16()
-    optimizer = build_module(run, model, plan.dataset.bytes_per_token).configure_optimizers()["optimizer"]
+    recompute(model, run.cfg.train.recompute)
+    optimizer = build_optimizer(run, model)
     inputs, targets, *given = model.cut(*random_batch(model, batch, model.max_seq_len, device))
     times = []
     with torch.autocast(device.type, torch.bfloat16, enabled=run.hardware.precision == "bf16-mixed"):

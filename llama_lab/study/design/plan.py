@@ -26,7 +26,7 @@ from llama_lab.runs.checkpoint import existing
 from llama_lab.runs.folder import check_no_file, is_run, resolved
 from llama_lab.runs.stored import Environment
 from llama_lab.runs.study import Arm, Member, Study
-from llama_lab.training.assemble import build_module
+from llama_lab.training.assemble import build_optimizer
 from llama_lab.training.compiling import check_compiler, decide, pays
 from llama_lab.training.prepare import check_devices, check_effects, folder_name, requested_run
 from llama_lab.training.run import Run, new_run
@@ -362,7 +362,7 @@ def plan_arm(command: StudyCommand, arm: Arm, draft: Run, dataset: Dataset, refe
     first = planned.runs[0].run
     if "size" in arm.axes and arm.tuner == arm.name:  # another budget takes no more memory
         check_memory(first, dataset)
-    build_module(first, meta_model(first.cfg, dataset), dataset.bytes_per_token)
+    build_optimizer(first, meta_model(first.cfg, dataset))  # for its checks
     return planned
 
 

@@ -24,6 +24,7 @@ def session(pytester: pytest.Pytester) -> pytest.Pytester:
     return pytester
 
 
+@pytest.mark.slow
 def test_each_test_of_the_matrix_is_in_one_of_eight_shares(session: pytest.Pytester) -> None:
     taken = [session.runpytest("-p", "tests.selection", f"--share={share}").parseoutcomes() for share in range(8)]
     assert all(outcome["passed"] >= 1 for outcome in taken)

@@ -228,6 +228,7 @@ def test_a_statement_on_an_arm_that_the_study_lacks_is_refused() -> None:
         plan_of(replace(TINY, statements=[Statement("a", "b", "rms", "layernorm", "lower", 0.1)]))
 
 
+@pytest.mark.slow
 def test_a_statement_on_a_pair_that_the_study_does_not_test_is_refused() -> None:
     three = [one.replace("layernorm]", "layernorm,rmsnorm_plain]") for one in TINY.study]
     said = Statement("a", "b", "rmsnorm_plain", "layernorm", "lower", 0.1)

@@ -63,6 +63,7 @@ def test_what_fails_in_a_run_is_reported_with_its_place_and_the_status_says_fail
         assert (status["status"], status["message"][:14]) == ("failed", "RuntimeError: ")
 
 
+@pytest.mark.slow
 def test_what_fails_in_an_estimate_or_in_an_evaluation_is_reported(
     norm: list[str], command: Command, evaluating: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_what_cannot_be_used_is_refused_by_name(
         HFTokenizer(name.format(folder=folder))
 
 
+@pytest.mark.slow
 def test_a_run_keeps_its_tokenizer_without_the_file_of_it(folder: Path, tiny: list[str], command: Command) -> None:
     ran = command(*tiny, "tokenizer=hf", f"tokenizer.path={folder}", "train.tokens=4000")
     assert ran.code == 0, ran.err

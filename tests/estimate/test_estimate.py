@@ -471,6 +471,7 @@ def test_an_estimate_is_printed_in_80_columns_and_writes_nothing(command: Comman
         assert part in text
 
 
+@pytest.mark.slow
 def test_the_vocabulary_that_is_assumed_is_told(command: Command) -> None:
     assert "23 ids (data)" in command(*ESTIMATE, "data=copy", "data.symbols=20").out
     assert estimated_on("h100", "tokenizer=byte").vocab_size == 257

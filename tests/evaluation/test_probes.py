@@ -70,6 +70,7 @@ def test_a_sample_shows_every_answer_and_the_right_one_beside_a_wrong_one(run: P
     assert answers_text(loaded.model, data, 0, Sampling(temperature=0), seed=1) == "", "of no symbols it is empty"
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_in_all_its_parts(evaluating: Command, run: Path, tmp_path: Path) -> None:
     copied = shutil.copytree(run, tmp_path / "copied")
     ran = evaluating(f"run={copied}", "eval.parts=[length,cache,sample]", "eval.lengths=[2]")

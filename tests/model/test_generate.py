@@ -134,6 +134,7 @@ def test_each_setting_keeps_what_transformers_keeps(
     torch.testing.assert_close(sampling.distribution(exact), kept_by_transformers(exact, sampling))
 
 
+@pytest.mark.slow
 def test_100_000_draws_have_the_intended_frequencies_and_none_is_outside() -> None:
     sampling = Sampling(temperature=1.5, top_k=12, top_p=0.9, min_p=0.05)
     logits = 1.5 * torch.randn(30, generator=torch.Generator().manual_seed(1))

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from wandb.sdk.launch.sweeps.utils import load_sweep_config
-from wandb.wandb_agent import Agent
 
 from tests.conftest import TRAIN, enter
 
@@ -24,6 +22,9 @@ def test_the_agent_of_wandb_starts_a_run_that_belongs_to_its_sweep(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from wandb.sdk.launch.sweeps.utils import load_sweep_config  # takes two seconds to import
+    from wandb.wandb_agent import Agent
+
     sweep = load_sweep_config(str(SWEEP))
     assert sweep["parameters"].keys() == DRAWN.keys()
     assert sweep["metric"] == {"name": "val/loss", "goal": "minimize"}

@@ -141,6 +141,7 @@ def test_arms_differ_in_their_axes_and_their_matched_width_alone(climb: Path) ->
     assert max(params) / min(params) < 1.01
 
 
+@pytest.mark.slow
 def test_a_study_that_nobody_touched_is_accused_of_nothing(climb: Path) -> None:
     record = Study.load(climb)
     assert record.arms[1].settings["model.norm._target_"] == "llama_lab.model.norm.RMSNorm"
@@ -174,6 +175,7 @@ def test_a_dry_run_prints_the_arms_and_their_costs_and_writes_nothing(study: Cal
     assert max(len(line) for line in ran.out.splitlines() if "│" in line or "─" in line) <= 80
 
 
+@pytest.mark.slow
 def test_a_dry_run_has_the_state_per_sequence_of_recurrent_arms(study: Callable[..., Ran]) -> None:
     arms = ("study=options", "study.axis=attention", "study.options=[linear,conv]", "position=none", *QUICK)
     ran = study(*arms, "study.learning_rates=null", "study.dry_run=true")

@@ -150,6 +150,7 @@ GRAPHS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", first(2, GRAPHS))
 def test_equal_blocks_share_their_code(choice: str) -> None:
     model = decoder(*choice.split(), "model.n_layers=6")

@@ -27,6 +27,7 @@ def profiled(tiny: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(*tiny, *RUN, f"runs_dir={tmp_path_factory.mktemp('profiled')}")
 
 
+@pytest.mark.slow
 def test_the_trace_shows_five_steps_after_the_slow_ones_and_the_table_what_takes_longest(profiled: Path) -> None:
     assert steps_in(profiled / TRACE) == [*range(SLOW_STEPS + 1, SLOW_STEPS + STEPS + 1)] == [4, 5, 6, 7, 8]
     lines = (profiled / TABLE).read_text().splitlines()

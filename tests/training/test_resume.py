@@ -91,6 +91,7 @@ def test_a_run_of_its_own_kind_that_dies_goes_on_to_the_same_end(
     assert ends_as_the_whole_run(whole, *own)
 
 
+@pytest.mark.slow
 def test_a_run_that_a_search_prunes_saves_and_goes_on_to_the_same_end(whole: Path, overrides: list[str]) -> None:
     run = planned(*overrides)
     with at(Monitor, "on_train_batch_end", 14)(run.folder.prune_request.touch):
@@ -101,6 +102,7 @@ def test_a_run_that_a_search_prunes_saves_and_goes_on_to_the_same_end(whole: Pat
     assert ends_as_the_whole_run(whole, *overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", first(1, ["on_validation_end", "on_train_batch_end"]))
 def test_a_run_that_a_callback_ends_saves_and_goes_on_to_the_same_end(
     hook: str, whole: Path, overrides: list[str]

@@ -120,6 +120,7 @@ def test_a_study_of_laws_says_if_it_reads_its_text_too_often(tiny: list[str]) ->
     assert len(seldom.study.notes) == 2
 
 
+@pytest.mark.slow
 def test_a_timed_step_is_as_fast_as_all_that_it_computes(tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a dry run's time would count what is recomputed twice: it also divides all of that by the speed."""
     monkeypatch.setattr(dry_run, "time", SimpleNamespace(perf_counter=partial(next, count())))  # a second for each step

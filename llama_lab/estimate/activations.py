@@ -61,6 +61,7 @@ def as_on_a_gpu() -> Iterator[None]:
     Only the first of these are computed: all take the same memory.
     """
     of_cpu, all_chunks, must_repeat = loss.CHUNK["cpu"], loss.chunks, attention.must_repeat_heads
+    blocks_pay, attention.blocks_pay = attention.blocks_pay, lambda *_: False
     loss.CHUNK["cpu"] = loss.CHUNK["cuda"]
     loss.chunks = lambda n, size: islice(all_chunks(n, size), CHUNKS)
     attention.must_repeat_heads = partial(must_repeat, on_cuda=True)
@@ -68,6 +69,7 @@ def as_on_a_gpu() -> Iterator[None]:
         yield
     finally:
         loss.CHUNK["cpu"], loss.chunks, attention.must_repeat_heads = of_cpu, all_chunks, must_repeat
+        attention.blocks_pay = blocks_pay
 
 
 @dataclass(frozen=True)

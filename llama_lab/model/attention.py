@@ -1,5 +1,6 @@
 """Self-attention `(B, T, dim) -> (B, T, dim)`: multi-head, grouped-query and multi-query."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from .attention_context import CAUSAL, AttentionContext, MaskRule
 from .attention_options import VALUES, Sinks, ValueResidual, check_qk_norm, norm_of_heads
+from .blocked_attention import blocked_attention, blocks_pay
 from .convolution import ShortConv
 from .encoding import HOOKS, Position, Relation, has_hook, rotate
 from .init import ResidualOutput, check_positive
@@ -15,6 +17,8 @@ from .mixer import Mixer, linear_flops, require_kv_heads
 from .norm import Norm
 from .state import LayerCache, Lookup, State, new_layer_cache
 from .temperature import Temperature, apply_temperature
+
+KERNELS = ("auto", "sdpa", "blocks", "reference")
 
 
 def reference_attention(
@@ -76,15 +80,15 @@ class SoftmaxAttention(Mixer):
         softcap: float | None = None,
     ) -> None:
         super().__init__()
-        if kernel not in ("auto", "sdpa", "reference"):
-            raise ValueError(f"attention.kernel={kernel}: unknown; choose auto, sdpa or reference")
+        if kernel not in KERNELS:
+            raise ValueError(f"attention.kernel={kernel}: unknown; choose {', '.join(KERNELS)}")
         if softcap is not None and softcap <= 0:
             raise ValueError(f"attention.softcap={softcap}: must be positive, or null for none")
-        if kernel == "sdpa" and softcap is not None:
-            raise ValueError("attention.kernel=sdpa: it cannot cap scores; choose auto, or attention.softcap=null")
+        if kernel in ("sdpa", "blocks") and softcap is not None:
+            raise ValueError(f"attention.kernel={kernel}: it cannot cap scores; choose auto, or attention.softcap=null")
         check_positive("attention.scale", scale)
         self.mask_rule, self.scale, self.temperature, self.softcap = mask_rule, scale, temperature, softcap
-        self.wants_fused = kernel == "sdpa"
+        self.wanted = kernel
         self.kernel = ("sdpa" if softcap is None else "reference") if kernel == "auto" else kernel
         self.sinks: Sinks | None = None
         self._widths = widths
@@ -102,15 +106,27 @@ class SoftmaxAttention(Mixer):
         keys += self.sinks is not None
         return linear_flops(self) + 2 * self._widths * keys
 
+    def kernel_for(self, query: Tensor, n_keys: int) -> str:
+        """The kernel that attends from `query (B, H, Tq, Dh)` to so many keys."""
+        is_free = self.wanted == "auto" and self.kernel == "sdpa"
+        return "blocks" if is_free and blocks_pay(query, n_keys) else self.kernel
+
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext, lookup: Lookup | None
     ) -> Tensor:
-        """Attention output `(B, H, Tq, Dv)`. Builds a mask only where one is needed: kernels are faster without."""
-        is_fused = self.kernel == "sdpa"
+        """Attention output `(B, H, Tq, Dv)`; builds a mask where one is needed: the fused kernel is faster without."""
+        kernel = self.kernel_for(query, key.shape[2])
+        is_fused = kernel == "sdpa"
         needs_mask = not is_fused or self.sinks is not None or context.needs_mask(self.mask_rule, lookup)
-        mask = context.mask(self.mask_rule, lookup, query.dtype if is_fused else torch.float32) if needs_mask else None
+        mask_type = torch.float32 if kernel == "reference" else query.dtype
+        mask = context.mask(self.mask_rule, lookup, mask_type) if needs_mask else None
         if self.sinks is not None:
             key, value, mask = self.sinks(key, value, mask)
+        if kernel == "blocks":
+            assert mask is not None
+            rule = self.mask_rule if self.sinks is None else MaskRule(causal=False)  # the sink is the last key
+            seen = partial(context.keys_seen, rule, key.shape[2])
+            return blocked_attention(query, key, value, mask, self.scale, seen)
         if not is_fused:
             assert mask is not None
             relation = context.relation(context.key_positions(lookup))
@@ -169,7 +185,8 @@ class GroupedQueryAttention(SoftmaxAttention):
     sinks: one more key of zeros with a trained score per head; see `Sinks`.
     value_residual: weight of the first layer's values in those of later layers; see `ValueResidual`.
     conv: width of short convolutions of queries, keys and values, which are added to them (Allen-Zhu 2025, canon B).
-    kernel: "sdpa" is PyTorch's fused attention, "reference" the written-out one, "auto" the fused one if possible.
+    kernel: "sdpa" is PyTorch's fused attention, "blocks" that of `blocked_attention.py`, "reference" the written-out
+        one. "auto" is the fused one, or blocks where they are faster, if possible.
     causal: False in an encoder, whose queries see both sides.
     """
 
@@ -282,9 +299,10 @@ class GroupedQueryAttention(SoftmaxAttention):
     def bind_position(self, position: Position) -> None:
         """Select the reference kernel for encodings that add vectors to keys and values: no fused kernel does."""
         if has_hook(position, "relation"):
-            if self.wants_fused:
+            if self.wanted in ("sdpa", "blocks"):
                 raise ValueError(
-                    "attention.kernel=sdpa: it cannot add to keys and values, as position=shaw does; choose auto"
+                    f"attention.kernel={self.wanted}: it cannot add to keys and values, as position=shaw does; "
+                    f"choose auto"
                 )
             self.kernel = "reference"
 

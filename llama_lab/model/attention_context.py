@@ -45,6 +45,15 @@ class MaskRule(NamedTuple):
             seen = seen & (query // self.chunk == key // self.chunk)
         return seen & (key >= 0)
 
+    def span(self, first: int, last: int, n_keys: int) -> slice:
+        """A range of `n_keys` keys that has all that queries at positions from `first` to before `last` see."""
+        if not self.causal or isinstance(self.prefix, Tensor):
+            return slice(n_keys)
+        nearest = 0 if self.window is None else max(0, first - self.window + 1)
+        if self.chunk is not None:
+            nearest = max(nearest, first // self.chunk * self.chunk)
+        return slice(nearest, last) if self.prefix is None else slice(max(last, self.prefix))
+
     @property
     def reach(self) -> int | None:
         """Largest number of keys up to itself that a query sees, the slots that a cache needs; None: unlimited."""
@@ -146,6 +155,12 @@ class AttentionContext:
         if lookup is not None and n_tokens == 1:
             return self.shortest + 1 < lookup.filled or (rule.chunk is not None and self.longest >= rule.chunk)
         return self.longest > 0 or rule.prefix is not None or (rule.reach is not None and rule.reach < n_tokens)
+
+    def keys_seen(self, rule: MaskRule, n_keys: int, first: int, last: int) -> slice:
+        """A range of `n_keys` keys outside of which the tokens from one index to before another see none."""
+        if self.longest > 0 or self.prefix is not None:  # slots of a cache are in no order
+            return slice(n_keys)
+        return (rule if self.starts is None else rule._replace(chunk=None)).span(first, last, n_keys)
 
     def mask(self, rule: MaskRule, lookup: Lookup | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """The additive mask: position bias, and -inf for hidden keys.

@@ -25,7 +25,7 @@ class LatentAttention(SoftmaxAttention):
     latent_eps: of the norms of both latents (1e-6 in DeepSeek's code and MiniCPM3's); None: as the model's norms.
     scale: multiplies the scores (DeepSeek-V3 with YaRN); None: 1 / sqrt(nope_dim + head_dim).
     temperature: factors of the queries by position (Mistral 4); see `temperature.py`.
-    kernel: "sdpa" is PyTorch's fused attention, "reference" the written-out one, "auto" the fused one.
+    kernel: see `GroupedQueryAttention`.
     causal: False in an encoder, whose queries see both sides.
     """
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .blocked_attention import compute_type
 from .embedding import Embedding, is_plain
 
 IGNORE = -100
@@ -77,7 +78,7 @@ class ChunkedLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The two sums, and the losses `(N,)`, for `x (N, D)`, `weight (V, D)`, `bias (V,)` and `targets (N,)`."""
         device = x.device.type
-        kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        kind = compute_type(x)
         inputs = (x, weight, bias)
         grads = [
             torch.zeros_like(p, dtype=wide_type(kind)) if p is not None and wanted else None

@@ -1,15 +1,17 @@
-"""Attention: the fused kernel equals the written-out one, and that one a loop. What a query sees: test_mask.py."""
+"""Attention: fused and blocked kernels equal the written-out one, and that a loop. What a query sees: test_mask.py."""
 
 import math
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hydra.utils import instantiate
 from torch import Tensor, nn
 
+from llama_lab.model import blocked_attention
 from llama_lab.model.attention import GroupedQueryAttention, reference_attention
-from llama_lab.model.attention_context import AttentionContext
+from llama_lab.model.attention_context import CAUSAL, AttentionContext
 from llama_lab.model.encoding import Position
 from llama_lab.model.norm import RMSNorm
 from llama_lab.model.tower import call
@@ -45,7 +47,9 @@ CASES = [
 
 
 @pytest.mark.parametrize(("position", "attention", "window", "n_kv_heads"), CASES)
-def test_fused_equals_reference_attention(position: str, attention: str, window: int | None, n_kv_heads: int) -> None:
+def test_fused_and_blocked_equal_reference_attention(
+    position: str, attention: str, window: int | None, n_kv_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.manual_seed(n_kv_heads)
     encoding = call(component("position", position), dim=DIM, n_heads=N_HEADS, head_dim=HEAD_DIM, max_seq_len=32)
     sizes = {"dim": DIM, "n_heads": N_HEADS, "n_kv_heads": n_kv_heads, "head_dim": HEAD_DIM}
@@ -53,8 +57,48 @@ def test_fused_equals_reference_attention(position: str, attention: str, window:
     for p in (*layer.parameters(), *encoding.parameters()):
         nn.init.normal_(p, 0.0, 0.3)
     x = torch.randn(2, T, DIM, requires_grad=True)
-    fused, reference = (outputs_and_gradients(layer, encoding, x, kernel) for kernel in ("sdpa", "reference"))
+    monkeypatch.setattr(blocked_attention, "BLOCK", 5)
+    kernels = ("sdpa", "blocks", "reference")
+    fused, blocked, reference = (outputs_and_gradients(layer, encoding, x, kernel) for kernel in kernels)
     torch.testing.assert_close(fused, reference, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(blocked, reference, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("n_kv_heads", "length"), [(4, 160), (2, 160), (1, 700)])
+def test_blocks_in_bf16_are_attention_in_float64_to_rounding(n_kv_heads: int, length: int) -> None:
+    torch.manual_seed(0)
+    heads = (torch.randn(2, n, length, 16, dtype=torch.float64) for n in (4, n_kv_heads, n_kv_heads))
+    exact, rounded = [], []
+    for x in heads:
+        rounded.append(x.bfloat16().requires_grad_())
+        exact.append(rounded[-1].detach().double().requires_grad_())
+    context = AttentionContext(Position(), torch.arange(length))
+    mask, seen = context.mask(CAUSAL), partial(context.keys_seen, CAUSAL, length)
+    expected = F.scaled_dot_product_attention(*exact, is_causal=True, enable_gqa=True)
+    found = blocked_attention.blocked_attention(*rounded, mask, None, seen)
+    towards = torch.randn_like(expected)
+    gradients = torch.autograd.grad(expected, exact, towards), torch.autograd.grad(found, rounded, towards.bfloat16())
+    assert found.dtype == torch.bfloat16
+    for one, other in zip((expected, *gradients[0]), (found, *gradients[1]), strict=True):
+        assert (one - other).norm() <= 0.01 * one.norm()
+
+
+def test_the_softmax_of_blocks_sums_in_float32() -> None:
+    scores = 3 * torch.randn(8, 4096, generator=torch.Generator().manual_seed(0)).bfloat16()
+    assert torch.equal(scores.softmax(-1), scores.float().softmax(-1).bfloat16())
+
+
+def test_auto_takes_blocks_where_they_are_faster_and_fit() -> None:
+    layer = GroupedQueryAttention(16, 2, 2, 8, RMSNorm)
+    query, few = torch.empty(1, 2, 64, 8), torch.empty(1, 2, 8, 8)
+    assert layer.kernel_for(query, 64) == "sdpa"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer.kernel_for(query, 64) == "blocks"
+        assert layer.kernel_for(few, 64) == "sdpa"
+        assert layer.kernel_for(query.expand(2**16, 2, 64, 8), 64) == "sdpa"  # 1 GiB of weights
+        assert GroupedQueryAttention(16, 2, 2, 8, RMSNorm, kernel="sdpa").kernel_for(query, 64) == "sdpa"
+        assert GroupedQueryAttention(16, 2, 2, 8, RMSNorm, softcap=1.0).kernel_for(query, 64) == "reference"
+    assert GroupedQueryAttention(16, 2, 2, 8, RMSNorm, kernel="blocks").kernel_for(few, 64) == "blocks"
 
 
 @pytest.mark.parametrize(("n_kv_heads", "softcap"), [(1, None), (2, 2.0), (3, None), (6, 2.0)])

@@ -2,8 +2,9 @@
 
 import os
 import warnings
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from omegaconf import DictConfig
@@ -12,6 +13,8 @@ from torch.distributed import is_torchelastic_launched
 from llama_lab.util.errors import ConfigError
 
 PRECISIONS = ("32-true", "bf16-mixed", "bf16-true")
+NATIVE_BF16 = ("amx_bf16", "avx512_bf16")  # of processors, where it was measured
+LEAST_WIDTH = 64  # of a model that a CPU trains faster in bf16 (docs/devices.md)
 STRATEGIES = ("auto", "ddp", "fsdp")
 
 
@@ -20,6 +23,7 @@ class Hardware:
     """Settings of a Lightning Trainer, none of them `auto`, except the precision of a machine that is `elsewhere`.
 
     devices: of each node. spare: GPUs of this machine that `auto` leaves alone, since more would not share the batch.
+    why: what to tell of the precision; empty: nothing.
     """
 
     accelerator: str
@@ -30,6 +34,7 @@ class Hardware:
     sharded: bool = False
     spare: int = 0
     elsewhere: bool = False
+    why: str = field(default="", compare=False)
 
     @property
     def torch_device(self) -> torch.device:
@@ -99,10 +104,11 @@ def check_started(hardware: Hardware) -> None:
             raise ConfigError(f"trainer.{key}={getattr(hardware, key)}: {begun}; {fix}")
 
 
-def choose_hardware(trainer: DictConfig, micro_batches: int = 1) -> Hardware:
+def choose_hardware(trainer: DictConfig, width: int, micro_batches: int = 1) -> Hardware:
     """Resolve every `auto` of the group `trainer`. Raises ConfigError for devices that do not exist.
 
-    micro_batches: of an optimizer step, which the devices share; `auto` takes as many GPUs as can.
+    width: of the model, on which the precision depends. micro_batches: of an optimizer step, which the devices share;
+    `auto` takes as many GPUs as can.
     """
     check_strategy(trainer.strategy)
     accelerator = choose_accelerator(trainer.accelerator)
@@ -127,11 +133,17 @@ def choose_hardware(trainer: DictConfig, micro_batches: int = 1) -> Hardware:
     if accelerator == "cpu" and devices > usable_cores() and started() is None:
         few = f"{usable_cores()} are usable; choose at most that, or start more with torchrun"
         raise ConfigError(f"trainer.devices={devices}: on CPUs each is a process that needs a core of its own, {few}")
-    has_bf16 = accelerator != "gpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+    has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False) if accelerator == "gpu" else has_native_bf16()
     name = torch.cuda.get_device_name() if accelerator == "gpu" else accelerator
-    precision = choose_precision(trainer.precision, accelerator, has_bf16)
+    precision, why = choose_precision(trainer.precision, accelerator, has_bf16, width)
     spare = (available or 1) - devices if shares else 0
-    return Hardware(accelerator, devices, nodes, precision, name, trainer.strategy == "fsdp", spare)
+    return Hardware(accelerator, devices, nodes, precision, name, trainer.strategy == "fsdp", spare, why=why)
+
+
+def has_native_bf16() -> bool:
+    """Whether this machine's processor multiplies bf16 faster than float32."""
+    capabilities: Callable[[], Mapping[str, Any]] = getattr(torch.cpu, "get_capabilities", dict)  # not in PyTorch 2.11
+    return any(capabilities().get(name, False) for name in NATIVE_BF16)
 
 
 def usable_cores() -> int:
@@ -168,20 +180,31 @@ def choose_accelerator(wanted: str, setting: str = "trainer.accelerator") -> str
     return wanted
 
 
-def choose_precision(wanted: str | int, accelerator: str, has_bf16: bool) -> str:
-    """The default is bf16-mixed on GPUs that have it, float32 elsewhere. Raises ConfigError for what the device lacks.
+def choose_precision(wanted: str | int, accelerator: str, has_bf16: bool, width: int) -> tuple[str, str]:
+    """The precision of training a model of this width, and what to tell of it.
 
-    16-mixed is not offered: its loss scaling would make arms differ in how many steps they skip.
+    The default is bf16-mixed where the device has it and the model gains from it, float32 elsewhere. Raises ConfigError
+    for what the device lacks. 16-mixed is not offered: its loss scaling would make arms differ in how many steps they
+    skip.
     """
+    is_cpu = accelerator == "cpu"
+    if wanted == "auto" and not is_cpu:
+        return "bf16-mixed" if accelerator == "gpu" and has_bf16 else "32-true", ""
     if wanted == "auto":
-        return "bf16-mixed" if accelerator == "gpu" and has_bf16 else "32-true"
-    possible = PRECISIONS if has_bf16 else PRECISIONS[:1]
+        if width < LEAST_WIDTH:
+            return "32-true", f"trainer.precision=auto: 32-true, since bf16 gains little below model.dim={LEAST_WIDTH}"
+        if not has_bf16:
+            return "32-true", "trainer.precision=auto: 32-true, since this processor has no native bf16"
+        return "bf16-mixed", "trainer.precision=auto: bf16-mixed, since this processor has native bf16"
+    possible = PRECISIONS if has_bf16 or accelerator != "gpu" else PRECISIONS[:1]
     if wanted not in possible:
         meant = [precision for precision in possible if str(wanted) in precision][:1]
         near = f" (did you mean {meant[0]}?)" if meant else ""
         others = f"choose auto or {', '.join(possible)}"
         raise ConfigError(f"trainer.precision={wanted}: this {accelerator} cannot train in it{near}; {others}")
-    return str(wanted)
+    is_slow = is_cpu and not has_bf16 and wanted != "32-true"
+    slow = f"trainer.precision={wanted}: is slow, since this processor has no native bf16; 32-true is faster"
+    return str(wanted), slow if is_slow else ""
 
 
 def current_rank() -> int:

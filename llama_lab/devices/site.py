@@ -24,7 +24,7 @@ class Site:
     elsewhere: bool = False
     slots: int | None = None
 
-    def hardware(self, trainer: DictConfig, micro_batches: int) -> Hardware:
+    def hardware(self, trainer: DictConfig, width: int, micro_batches: int) -> Hardware:
         """The hardware of a run with the group `trainer`; see `choose_hardware`. Raises ConfigError."""
         trainer, asked = trainer.copy(), trainer.accelerator
         if not self.elsewhere:
@@ -41,10 +41,10 @@ class Site:
                 raise ConfigError(f"trainer.devices={trainer.devices}: {gives}; set that, and leave this out")
             trainer.devices = self.gpus
         if not self.elsewhere:
-            return choose_hardware(trainer, micro_batches)
+            return choose_hardware(trainer, width, micro_batches)
         check_strategy(trainer.strategy)
         devices, nodes = asked_counts(trainer, f"hydra/launcher={self.launcher}")
         name, precision, sharded = trainer.accelerator, trainer.precision, trainer.strategy == "fsdp"
         if precision != "auto":
-            precision = choose_precision(precision, name, has_bf16=True)
+            precision, _ = choose_precision(precision, name, has_bf16=True, width=width)
         return Hardware(name, devices, nodes, precision, name, sharded, elsewhere=True)

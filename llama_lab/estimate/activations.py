@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from llama_lab.config.components import build, build_model
-from llama_lab.model import Decoder, attention, loss
+from llama_lab.model import Decoder, attention, blocked_attention, loss
 from llama_lab.model.cost import random_batch
 from llama_lab.model.recompute import recompute
 from llama_lab.training.model_check import allocate, optimizer_bytes
@@ -61,7 +61,7 @@ def as_on_a_gpu() -> Iterator[None]:
     Only the first of these are computed: all take the same memory.
     """
     of_cpu, all_chunks, must_repeat = loss.CHUNK["cpu"], loss.chunks, attention.must_repeat_heads
-    blocks_pay, attention.blocks_pay = attention.blocks_pay, lambda *_: False
+    largest, blocked_attention.LARGEST = blocked_attention.LARGEST, 0
     loss.CHUNK["cpu"] = loss.CHUNK["cuda"]
     loss.chunks = lambda n, size: islice(all_chunks(n, size), CHUNKS)
     attention.must_repeat_heads = partial(must_repeat, on_cuda=True)
@@ -69,7 +69,7 @@ def as_on_a_gpu() -> Iterator[None]:
         yield
     finally:
         loss.CHUNK["cpu"], loss.chunks, attention.must_repeat_heads = of_cpu, all_chunks, must_repeat
-        attention.blocks_pay = blocks_pay
+        blocked_attention.LARGEST = largest
 
 
 @dataclass(frozen=True)

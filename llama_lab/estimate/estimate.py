@@ -31,7 +31,13 @@ from llama_lab.config.components import build, model_cost
 from llama_lab.data.batch_size import micro_batches_per_step, multiples_around
 from llama_lab.data.objectives import kind_of
 from llama_lab.data.open import is_probe, open_probe
-from llama_lab.devices.hardware import asked_counts, check_strategy, choose_accelerator, choose_precision
+from llama_lab.devices.hardware import (
+    asked_counts,
+    check_strategy,
+    choose_accelerator,
+    choose_precision,
+    has_native_bf16,
+)
 from llama_lab.devices.performance import Device, device_memory, named, options
 from llama_lab.model import Cost
 from llama_lab.model.cost import count
@@ -222,7 +228,8 @@ def estimate_training(cfg: DictConfig) -> Estimate:
         raise ConfigError(f"trainer.accelerator={asked}: device={cfg.device} is a GPU; leave one of them out")
     accelerator = choose_accelerator(asked) if cfg.device is None else "gpu"
     name, device = find_device(cfg.device, accelerator)
-    precision = choose_precision(cfg.trainer.precision, accelerator, has_bf16=True)
+    has_bf16 = accelerator != "cpu" or has_native_bf16()
+    precision, _ = choose_precision(cfg.trainer.precision, accelerator, has_bf16, cfg.model.dim)
     if accelerator == "gpu" and not precision.startswith("bf16"):
         raise ConfigError(f"trainer.precision={precision}: only peaks of bf16 are known; choose auto or bf16-true")
     check_small_updates(cfg, precision)

@@ -199,7 +199,12 @@ def open_subject(path: Path, settings: DictConfig, imported: TrainedRun | None =
     run = imported or load_run(path, Trust.of_command(tuple(settings.trust)), settings.weights)
     wanted = {key: value for key, value in settings.trainer.items() if value != AS_TRAINED}
     here: Any = OmegaConf.merge(run.cfg.trainer, wanted, {"devices": 1, "num_nodes": 1, "strategy": "auto"})
-    return Subject(run, settings, choose_hardware(here))
+    hardware = choose_hardware(here, run.cfg.model.dim)
+    if here.precision == "auto" and settings.trainer.precision == AS_TRAINED and imported is None:
+        trained = RunFolder(path).environment
+        if trained.device == hardware.device_name and trained.precision:
+            hardware = replace(hardware, precision=trained.precision)
+    return Subject(run, settings, hardware)
 
 
 def place(model: Decoder, hardware: Hardware) -> Decoder:

@@ -1,5 +1,6 @@
 """Self-attention `(B, T, dim) -> (B, T, dim)`: multi-head, grouped-query and multi-query."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from .attention_context import CAUSAL, AttentionContext, MaskRule
 from .attention_options import VALUES, Sinks, ValueResidual, check_qk_norm, norm_of_heads
-from .blocked_attention import blocked_attention, blocks_pay
+from .blocked_attention import blocked_attention, blocks_pay, compute_type
 from .convolution import ShortConv
 from .encoding import HOOKS, Position, Relation, has_hook, rotate
 from .init import ResidualOutput, check_positive
@@ -69,6 +70,7 @@ class SoftmaxAttention(Mixer):
 
     documents = True
     reads: tuple[str, ...] = ("rotation", "bias")
+    n_heads: int
 
     def __init__(
         self,
@@ -106,16 +108,20 @@ class SoftmaxAttention(Mixer):
         keys += self.sinks is not None
         return linear_flops(self) + 2 * self._widths * keys
 
-    def kernel_for(self, query: Tensor, n_keys: int) -> str:
-        """The kernel that attends from `query (B, H, Tq, Dh)` to so many keys."""
+    def kernel_in_training(self, batch_size: int, length: int, device: str, kind: torch.dtype) -> str:
+        """The kernel for windows of `length` tokens."""
+        return self.kernel_for((batch_size, self.n_heads, length, length), device, kind)
+
+    def kernel_for(self, shape: Sequence[int], device: str, kind: torch.dtype) -> str:
+        """The kernel for scores of `shape (B, H, Tq, Tk)` from products in this type on this kind of device."""
         is_free = self.wanted == "auto" and self.kernel == "sdpa"
-        return "blocks" if is_free and blocks_pay(query, n_keys) else self.kernel
+        return "blocks" if is_free and blocks_pay(shape, device, kind) else self.kernel
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, context: AttentionContext, lookup: Lookup | None
     ) -> Tensor:
         """Attention output `(B, H, Tq, Dv)`; builds a mask where one is needed: the fused kernel is faster without."""
-        kernel = self.kernel_for(query, key.shape[2])
+        kernel = self.kernel_for((*query.shape[:3], key.shape[2]), query.device.type, compute_type(query))
         is_fused = kernel == "sdpa"
         needs_mask = not is_fused or self.sinks is not None or context.needs_mask(self.mask_rule, lookup)
         mask_type = torch.float32 if kernel == "reference" else query.dtype

@@ -5,7 +5,8 @@ products take a fraction (docs/measurements.md). So in bf16 each block of querie
 may see. Memory grows with the square of the context, up to a bound.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,11 +17,10 @@ LEAST_QUERIES = 32  # fewer are as fast in one fused call
 LARGEST = 2**28  # bytes of the weights of one layer, which training keeps
 
 
-def blocks_pay(query: Tensor, n_keys: int) -> bool:
-    """Whether blocks are faster than the fused kernel for `query (B, H, Tq, Dh)`, and their weights fit into memory."""
-    if query.device.type != "cpu" or compute_type(query) != torch.bfloat16 or query.shape[2] < LEAST_QUERIES:
-        return False
-    return query.shape[0] * query.shape[1] * query.shape[2] * n_keys * torch.bfloat16.itemsize <= LARGEST
+def blocks_pay(shape: Sequence[int], device: str, kind: torch.dtype) -> bool:
+    """Whether blocks are faster than the fused kernel for scores of `shape (B, H, Tq, Tk)`, and fit into memory."""
+    fits = math.prod(shape) * kind.itemsize <= LARGEST
+    return device == "cpu" and kind == torch.bfloat16 and shape[2] >= LEAST_QUERIES and fits
 
 
 def compute_type(x: Tensor) -> torch.dtype:

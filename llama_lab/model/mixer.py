@@ -52,6 +52,10 @@ class Mixer(nn.Module, ABC):
         """The same with every key counted for every query, as kernels may compute it; default: `flops_per_token`."""
         return self.flops_per_token(seq_len)
 
+    def kernel_in_training(self, batch_size: int, length: int, device: str, kind: torch.dtype) -> str:
+        """The implementation that trains on windows of `length` tokens, by products in this type; default: `kernel`."""
+        return self.kernel
+
     def bind_position(self, position: Position) -> None:
         """Called when the model is built, with the position encoding of the layer.
 

@@ -46,7 +46,7 @@ TRACKIO_ID = "trackio_id"
 OVERRIDES = "overrides.yaml"
 RESOLVED = "resolved.yaml"  # the last file that is written as a run starts
 
-AS_BEGUN = ("trainer.compile", "auto")  # a setting and the value with which a run goes on as it began
+DECIDED = ("trainer.compile", "trainer.precision")  # at the start of a run, where they are `auto`
 
 
 def arm_name(overrides: list[str], settled: Collection[str] = ()) -> str:
@@ -290,5 +290,5 @@ def changes(before: Any, now: Any, changeable: tuple[str, ...]) -> list[tuple[st
     return [
         (key, old.get(key), new.get(key))
         for key in keys
-        if old.get(key) != new.get(key) and (key, new.get(key)) != AS_BEGUN
+        if old.get(key) != new.get(key) and not (key in DECIDED and "auto" in (old.get(key), new.get(key)))
     ]

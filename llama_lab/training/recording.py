@@ -1,5 +1,7 @@
 """What a run records beside metrics and checkpoints: metadata before it trains, then a sample, losses, a summary."""
 
+from copy import deepcopy
+
 import torch
 
 from llama_lab.config.components import build_model
@@ -34,7 +36,7 @@ def run_metadata(run: Run, dataset: Dataset, model: Decoder, cost: Cost, start: 
         devices=run.hardware.world_size,
         sharded=run.hardware.sharded,
         precision=run.hardware.precision,
-        attention_kernel="+".join(sorted({mixer.kernel for mixer in model.mixers})),
+        attention_kernel="+".join(sorted(attention_kernels(run, model))),
         experts_kernel="+".join(sorted({str(getattr(ffn, "kernel", "none")) for ffn in model.feedforwards})),
         compiled=run.compiled,
         data_hash=dataset.index.data_hash,
@@ -49,6 +51,14 @@ def run_metadata(run: Run, dataset: Dataset, model: Decoder, cost: Cost, start: 
         token_to_position_ratio=token_to_position_ratio(model, first_window),
         metrics=cost_metrics(cost),
     )
+
+
+def attention_kernels(run: Run, model: Decoder) -> set[str]:
+    """The implementations of the mixers in training."""
+    micro_batch = run.cfg.train.micro_batch_size or run.cfg.train.batch_size // run.hardware.world_size
+    kind = torch.float32 if run.hardware.precision == "32-true" else torch.bfloat16
+    at = (micro_batch, model.max_seq_len, run.hardware.torch_device.type, kind)
+    return {mixer.kernel_in_training(*at) for mixer in model.mixers}
 
 
 @torch.no_grad()
@@ -71,11 +81,13 @@ def finish(
     if run.hardware.sharded:
         model = build_model(cfg, dataset.index.vocab_size, dataset.tokenizer.eot_id)
         model.load_state_dict(model_weights(load_checkpoint(folder.checkpoint)))
+    model.to(run.hardware.torch_device).eval()  # Lightning has moved it to the CPU, slow for a large one
+    # A copy with the weights that an evaluation serves, since losses are those of the trained ones.
+    served = deepcopy(model).bfloat16() if run.hardware.precision == "bf16-mixed" else model
     if has_answers(cfg):
-        model.to(run.hardware.torch_device).eval()
-        sample = answers_text(model, dataset, cfg.train.sample_tokens, Sampling(temperature=0), cfg.seed)
+        sample = answers_text(served, dataset, cfg.train.sample_tokens, Sampling(temperature=0), cfg.seed)
     else:
-        sample = dataset.tokenizer.decode(sample_text(run, model, prompt, dataset.tokenizer.eot_id))
+        sample = dataset.tokenizer.decode(sample_text(run, served, prompt, dataset.tokenizer.eot_id))
     replace_text(folder.path / SAMPLE, sample)
     if cfg.train.eval_lengths:
         evaluation(cfg, dataset, model, run.hardware, run.steps, cfg.train.eval_lengths).save(folder.path)
@@ -99,7 +111,6 @@ def sample_text(run: Run, model: Decoder, prompt: list[int], eot_id: int) -> lis
     length = min(run.cfg.train.sample_tokens, model.max_seq_len - len(start))
     if length == 0:  # a model without a state cannot generate
         return prompt
-    model.to(run.hardware.torch_device).eval()  # Lightning has moved it to the CPU, slow for a large one
     steps = generate(model, [start], length, Sampling(temperature=0.8), seed=run.cfg.seed)
     with torch.compiler.set_stance("force_eager"):  # a text has a shape for each of its tokens
         return [*prompt, *(token for (token,) in steps if token is not None)]

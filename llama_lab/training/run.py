@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import of_layers
 from llama_lab.data.batch_size import micro_batches_per_step
@@ -15,6 +15,7 @@ from llama_lab.model import Cost
 from llama_lab.model.init import KV_HEADS
 from llama_lab.model.recompute import PARTS
 from llama_lab.runs.folder import RESOLVED, RunFolder
+from llama_lab.runs.stored import Environment
 from llama_lab.util.errors import ConfigError, require_positive
 from llama_lab.util.files import report_disk_errors
 
@@ -80,7 +81,7 @@ def new_run(
     arm: str,
     overrides: list[str],
     choices: dict[str, str],
-    choose: Callable[[DictConfig, int], Hardware] | None = None,
+    choose: Callable[[DictConfig, int, int], Hardware] | None = None,
     label: str | None = None,
 ) -> Run:
     """Check all settings that need neither data, model nor folder, except the warm-up of a resumed run.
@@ -91,13 +92,17 @@ def new_run(
     check_numbers(cfg)
     steps = budget_steps(cfg)
     micro_batches = cfg.train.batch_size // (cfg.train.micro_batch_size or 1)
-    hardware = (choose or choose_hardware)(cfg.trainer, micro_batches)
+    folder = RunFolder(Path(cfg.measure or cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
+    with report_disk_errors(f"resume={cfg.resume}" if cfg.resume else f"runs_dir={cfg.runs_dir}"):
+        begun = Environment() if cfg.overwrite else folder.environment
+    trainer = cfg.trainer  # whose precision is that of the run's earlier sessions, if it leaves that open
+    if trainer.precision == "auto" and begun.precision:
+        trainer = OmegaConf.merge(trainer, {"precision": begun.precision})
+    hardware = (choose or choose_hardware)(trainer, cfg.model.dim, micro_batches)
     check_small_updates(cfg, hardware.precision)
     micro_batches_per_step(cfg.train.batch_size, cfg.train.micro_batch_size, hardware.world_size)  # for its checks
-    folder = RunFolder(Path(cfg.measure or cfg.resume or Path(cfg.runs_dir) / name / arm / f"seed={cfg.seed}"))
     if cfg.resume:
-        with report_disk_errors(f"resume={cfg.resume}"):
-            label = folder.environment.label
+        label = begun.label
         cfg = with_earlier_warmup(cfg, folder, steps)
         arm_folder = folder.path.absolute().parent
         name, arm = arm_folder.parent.name, arm_folder.name

@@ -56,6 +56,8 @@ def train(
             run = run.with_compile(decide(run.flops(cost), run.hardware))
         module = build_module(run, model, dataset.bytes_per_token)
         metadata = run_metadata(run, dataset, model, cost, start)
+        if run.hardware.why:
+            display.print_line(run.hardware.why)
         for part, n in dataset.epochs(model.max_seq_len, run.sequences).items():
             if part or n > 1:
                 display.print_line(f"data: reads {part or 'the text'} {n:.3g} times{', so repeats it' * (n > 1)}")

@@ -8,7 +8,7 @@ import pytest
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 
 from llama_lab.data.data_module import micro_batches_per_step
-from llama_lab.devices.hardware import check_started, choose_accelerator, choose_hardware, choose_precision
+from llama_lab.devices.hardware import LEAST_WIDTH, check_started, choose_accelerator, choose_hardware, choose_precision
 from llama_lab.devices.strategy import DataParallel, FullySharded, make_plugins, make_strategy
 from llama_lab.training.command import spare_devices
 from llama_lab.training.prepare import check_devices
@@ -69,7 +69,7 @@ def test_auto_takes_as_many_gpus_as_can_share_the_batch(settings: str, devices: 
     ("trainer", "devices"), [("gpu", 8), ("fsdp", 8), ("ddp", 8), ("auto trainer.devices=2", 2), ("cpu", 1)]
 )
 def test_other_trainers_take_all_gpus_too_or_what_they_are_told(trainer: str, devices: int) -> None:
-    hardware = choose_hardware(compose_config(*f"trainer={trainer}".split()).trainer, 16)
+    hardware = choose_hardware(compose_config(*f"trainer={trainer}".split()).trainer, 128, 16)
     assert (hardware.devices, hardware.spare) == (devices, 0)
 
 
@@ -80,7 +80,7 @@ def test_auto_is_what_a_launcher_has_started(variables: dict[str, str], devices:
     with patch.dict(os.environ, variables):
         for trainer in ("auto", "cpu", "ddp", "fsdp"):
             asked = ["trainer.devices=auto"] if trainer == "ddp" else []  # whose own default is all GPUs
-            hardware = choose_hardware(compose_config(f"trainer={trainer}", *asked).trainer, 24)
+            hardware = choose_hardware(compose_config(f"trainer={trainer}", *asked).trainer, 128, 24)
             assert (hardware.devices, hardware.num_nodes, hardware.spare) == (devices, nodes, 0)
             check_started(hardware)
             assert type(make_strategy(hardware)) is (FullySharded if trainer == "fsdp" else DataParallel)
@@ -103,7 +103,7 @@ REFUSED = [
 @pytest.mark.parametrize(("variables", "override", "message"), REFUSED)
 def test_devices_other_than_those_started_are_refused(variables: dict[str, str], override: str, message: str) -> None:
     with patch.dict(os.environ, variables), pytest.raises(ConfigError, match=message):
-        check_started(choose_hardware(compose_config(f"trainer.{override}").trainer))
+        check_started(choose_hardware(compose_config(f"trainer.{override}").trainer, 128))
 
 
 def test_a_run_that_does_not_match_its_launcher_is_refused(command: Command, tiny: list[str]) -> None:
@@ -116,7 +116,7 @@ def test_a_run_that_does_not_match_its_launcher_is_refused(command: Command, tin
 
 def test_an_interactive_shell_of_slurms_is_no_launcher() -> None:
     with patch.dict(os.environ, {**SRUN, "SLURM_JOB_NAME": "interactive"}):
-        assert choose_hardware(compose_config("trainer=cpu").trainer).devices == 1
+        assert choose_hardware(compose_config("trainer=cpu").trainer, 128).devices == 1
         assert len(make_plugins()) == 1
 
 
@@ -140,12 +140,33 @@ def test_in_a_sweep_inside_one_process_auto_is_one_device_and_launchers_with_pro
         check_devices(compose_config("trainer=ddp"), "basic")
 
 
-def test_a_device_without_bf16_trains_in_float32_and_refuses_bf16() -> None:
-    assert choose_precision("auto", "gpu", has_bf16=False) == "32-true"
-    assert choose_precision("auto", "gpu", has_bf16=True) == "bf16-mixed"
-    assert choose_precision("auto", "cpu", has_bf16=True) == "32-true"
+@pytest.mark.parametrize(
+    ("wanted", "accelerator", "has_bf16", "width", "precision", "told"),
+    [
+        ("auto", "gpu", False, 512, "32-true", ""),
+        ("auto", "gpu", True, 16, "bf16-mixed", ""),
+        ("auto", "cpu", True, LEAST_WIDTH, "bf16-mixed", "has native bf16"),
+        ("auto", "cpu", True, LEAST_WIDTH - 1, "32-true", f"model.dim={LEAST_WIDTH}"),
+        ("auto", "cpu", False, 512, "32-true", "no native bf16"),
+        ("bf16-mixed", "cpu", False, 512, "bf16-mixed", "is slow"),
+        ("32-true", "cpu", False, 512, "32-true", ""),
+        ("auto", "mps", False, 512, "32-true", ""),
+    ],
+)
+def test_auto_is_bf16_where_the_device_has_it_and_the_model_gains(
+    wanted: str, accelerator: str, has_bf16: bool, width: int, precision: str, told: str
+) -> None:
+    chosen, why = choose_precision(wanted, accelerator, has_bf16, width)
+    assert chosen == precision
+    assert told in why
+    assert bool(told) == bool(why)
+
+
+def test_a_gpu_without_bf16_refuses_it_and_nothing_trains_in_fp16() -> None:
     with pytest.raises(ConfigError, match=r"^trainer\.precision=bf16-mixed: "):
-        choose_precision("bf16-mixed", "gpu", has_bf16=False)
+        choose_precision("bf16-mixed", "gpu", False, 512)
+    with pytest.raises(ConfigError, match=r"^trainer\.precision=16-mixed: .*did you mean bf16-mixed"):
+        choose_precision("16-mixed", "cpu", True, 512)
 
 
 def test_the_best_accelerator_is_taken_and_a_missing_one_refused(

@@ -88,17 +88,24 @@ def test_the_softmax_of_blocks_sums_in_float32() -> None:
     assert torch.equal(scores.softmax(-1), scores.float().softmax(-1).bfloat16())
 
 
-def test_auto_takes_blocks_where_they_are_faster_and_fit() -> None:
-    layer = GroupedQueryAttention(16, 2, 2, 8, RMSNorm)
-    query, few = torch.empty(1, 2, 64, 8), torch.empty(1, 2, 8, 8)
-    assert layer.kernel_for(query, 64) == "sdpa"
-    with torch.autocast("cpu", torch.bfloat16):
-        assert layer.kernel_for(query, 64) == "blocks"
-        assert layer.kernel_for(few, 64) == "sdpa"
-        assert layer.kernel_for(query.expand(2**16, 2, 64, 8), 64) == "sdpa"  # 1 GiB of weights
-        assert GroupedQueryAttention(16, 2, 2, 8, RMSNorm, kernel="sdpa").kernel_for(query, 64) == "sdpa"
-        assert GroupedQueryAttention(16, 2, 2, 8, RMSNorm, softcap=1.0).kernel_for(query, 64) == "reference"
-    assert GroupedQueryAttention(16, 2, 2, 8, RMSNorm, kernel="blocks").kernel_for(few, 64) == "blocks"
+@pytest.mark.parametrize(
+    ("kernel", "softcap", "shape", "kind", "taken"),
+    [
+        ("auto", None, (1, 2, 64, 64), torch.bfloat16, "blocks"),
+        ("auto", None, (1, 2, 64, 64), torch.float32, "sdpa"),
+        ("auto", None, (1, 2, 8, 64), torch.bfloat16, "sdpa"),
+        ("auto", None, (2**16, 2, 64, 64), torch.bfloat16, "sdpa"),  # 1 GiB of weights
+        ("auto", 1.0, (1, 2, 64, 64), torch.bfloat16, "reference"),
+        ("sdpa", None, (1, 2, 64, 64), torch.bfloat16, "sdpa"),
+        ("blocks", None, (1, 2, 8, 64), torch.float32, "blocks"),
+    ],
+)
+def test_auto_takes_blocks_where_they_are_faster_and_fit(
+    kernel: str, softcap: float | None, shape: tuple[int, ...], kind: torch.dtype, taken: str
+) -> None:
+    layer = GroupedQueryAttention(16, 2, 2, 8, RMSNorm, kernel=kernel, softcap=softcap)
+    assert layer.kernel_for(shape, "cpu", kind) == taken
+    assert layer.kernel_for(shape, "cuda", kind) == ("sdpa" if taken == "blocks" and kernel == "auto" else taken)
 
 
 @pytest.mark.parametrize(("n_kv_heads", "softcap"), [(1, None), (2, 2.0), (3, None), (6, 2.0)])

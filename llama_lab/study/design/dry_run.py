@@ -100,6 +100,7 @@ def print_plan(plan: Plan, speed: TrainingSpeed | None) -> None:
     if any(arm.draft.cfg.model.ffn is None for arm in plan.arms):
         widths += "; without a feed-forward, that of a head's values"
     lines = [f"{widths}; KV bytes are for 16 bits; FLOPs are those of a forward pass"]
+    lines += filter(None, [plan.runs[0].run.hardware.why])
     if speed and per_run:
         lines.append(total_time(total, tuning_total, speed))
         if total > DAY * speed.devices:

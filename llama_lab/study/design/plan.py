@@ -208,6 +208,7 @@ def plan_study(command: StudyCommand, composer: Composer, site: Site | None = No
         drafts[arm.name] = draft = requested_run(cfg, choices, [], site)
         if draft.compiled:
             check_compiler(draft.hardware)
+    drafts = in_one_precision(drafts, folder)
     check_free(command, variants.arms, {width_key(draft.cfg) for draft in drafts.values()})
     check_distinct(drafts)
     check_effects([draft.cfg for draft in drafts.values()], command.shared)
@@ -274,6 +275,23 @@ def compiled_alike(command: StudyCommand, arms: Sequence[PlannedArm]) -> tuple[P
     return tuple(
         with_runs(command, replace(arm, compiled=compiled)) if arm.arm.name in undecided else arm for arm in arms
     )
+
+
+def in_one_precision(drafts: Mapping[str, Run], folder: Path) -> dict[str, Run]:
+    """The drafts with one precision for all that leave it open: that of the study's first runs, else of its baseline.
+
+    It becomes a setting of the runs that would decide otherwise on their own.
+    """
+    (baseline, *_), found = drafts.values(), dict[str, Run]()
+    begun = (Environment.load(file.parent).precision for file in sorted(folder.glob(f"*/*/{Environment.FILE}")))
+    precision = next(begun, baseline.hardware.precision)
+    for name, draft in drafts.items():
+        is_open = draft.cfg.trainer.precision == "auto" and not draft.hardware.elsewhere
+        if is_open and draft.hardware.precision != precision:
+            draft.cfg.trainer.precision = precision
+            draft = replace(draft, hardware=replace(draft.hardware, precision=precision))
+        found[name] = draft
+    return found
 
 
 def check_free(command: StudyCommand, arms: Sequence[Arm], widths: Collection[str]) -> None:
@@ -398,6 +416,8 @@ def plan_run(command: StudyCommand, planned: PlannedArm, member: Member) -> Plan
         settings |= {"data.val_half": "tuning", "train.evaluations": 1, "train.eval_lengths": []}
     if planned.compiled is not None:
         settings["trainer.compile"] = planned.compiled
+    if (precision := planned.draft.cfg.trainer.precision) != "auto":
+        settings["trainer.precision"] = precision
     shared = [override for override in command.shared if override_key(override) not in settings]
     overrides = [*planned.arm.overrides, *shared, *(f"{key}={to_override(v)}" for key, v in settings.items())]
     cfg = copy.deepcopy(planned.draft.cfg)

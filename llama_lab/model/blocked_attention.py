@@ -26,7 +26,8 @@ def blocks_pay(shape: Sequence[int], device: str, kind: torch.dtype) -> bool:
 def compute_type(x: Tensor) -> torch.dtype:
     """The type in which matrices like `x` are multiplied: autocast's, where it is on."""
     device = x.device.type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    is_on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if is_on else x.dtype
 
 
 def blocked_attention(

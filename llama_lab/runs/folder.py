@@ -46,7 +46,7 @@ TRACKIO_ID = "trackio_id"
 OVERRIDES = "overrides.yaml"
 RESOLVED = "resolved.yaml"  # the last file that is written as a run starts
 
-DECIDED = ("trainer.compile", "trainer.precision")  # at the start of a run, where they are `auto`
+AS_BEGUN = ("trainer.compile", "trainer.precision")  # with `auto`, a run goes on as it began
 
 
 def arm_name(overrides: list[str], settled: Collection[str] = ()) -> str:
@@ -201,7 +201,10 @@ class RunFolder:
 
     def changed_keys(self, cfg: DictConfig, changeable: tuple[str, ...]) -> list[tuple[str, Any, Any]]:
         """(key, old value, new value) of every setting that differs from the run's own and may not."""
-        return changes(OmegaConf.to_container(self.config(), resolve=True), resolved(cfg), changeable)
+        before: Any = OmegaConf.to_container(self.config(), resolve=True)
+        if before["trainer"]["precision"] == "auto":  # decided when the run began
+            before["trainer"]["precision"] = self.environment.precision or "auto"
+        return changes(before, resolved(cfg), changeable)
 
     def begin(self, cfg: DictConfig, overrides: list[str], environment: Environment) -> Path | None:
         """Create the folder for a run of `cfg`; return the checkpoint to resume from, None to start.
@@ -290,5 +293,5 @@ def changes(before: Any, now: Any, changeable: tuple[str, ...]) -> list[tuple[st
     return [
         (key, old.get(key), new.get(key))
         for key in keys
-        if old.get(key) != new.get(key) and not (key in DECIDED and "auto" in (old.get(key), new.get(key)))
+        if old.get(key) != new.get(key) and not (key in AS_BEGUN and new.get(key) == "auto")
     ]

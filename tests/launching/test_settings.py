@@ -73,7 +73,7 @@ ON_SLURM = Site("slurm", ("cpu", "gpu"), elsewhere=True)
 )
 def test_hardware_that_a_launcher_cannot_give_a_run_is_refused(site: Site, overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as error:
-        site.hardware(compose_config(*overrides).trainer, 1)
+        site.hardware(compose_config(*overrides).trainer, 128, 1)
     assert str(error.value).startswith(message)
 
 

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.autograd.function import once_differentiable
 
 from .auxiliary import add_metric, add_term, is_collecting, sum_over_ranks
+from .blocked_attention import compute_type
 from .init import StackedLinear, check_positive
 from .tower import call
 
@@ -56,8 +57,7 @@ class ExpertLinear(StackedLinear):
     def forward(self, x: Tensor) -> Tensor:
         """Map `x (N, in)` to `(N, out)`."""
         if self.grouped and not without_data(x):
-            device = x.device.type
-            kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+            kind = compute_type(x)
             ends = self.rows.counts.cumsum(0, dtype=torch.int32)
             y = F.grouped_mm(x.to(kind), self.weight.to(kind).transpose(1, 2), offs=ends)
         else:

@@ -32,6 +32,7 @@ class Threshold:
 # at 0.9e11 FLOP/s, and compiling took 15 s, or five times that with masks, to save 14% of each step (dim 256, 6 layers,
 # float32). The GPU's are a guess: a third of an A100's bf16 peak, and a minute to compile for a fifth of the time.
 THRESHOLDS = {"cpu": Threshold(1e11, 600), "gpu": Threshold(1e14, 300)}
+IN_BF16 = 1.7  # times the speed of a CPU in float32; compiling saves as much of each step (docs/devices.md)
 
 
 def pays(flops: float, hardware: Hardware) -> bool:
@@ -41,8 +42,11 @@ def pays(flops: float, hardware: Hardware) -> bool:
 
 
 def eager_seconds(flops: float, hardware: Hardware) -> float:
-    """Estimated seconds of an eager run, at the nominal speed of its kind of device."""
-    return flops / hardware.world_size / THRESHOLDS[hardware.accelerator].flops_per_second
+    """Estimated seconds of an eager run, at the nominal speed of its kind of device and its precision."""
+    speed = THRESHOLDS[hardware.accelerator].flops_per_second
+    if hardware.accelerator == "cpu" and hardware.precision != "32-true":
+        speed *= IN_BF16
+    return flops / hardware.world_size / speed
 
 
 def decide(flops: float, hardware: Hardware) -> bool:

@@ -60,11 +60,12 @@ class PairedDifference(Estimate):
 
     sd: standard deviation of the differences; nan for one pair. low, high, p: from the paired t-test, or, simultaneous
     and adjusted, from a family (see `judge`); nan if untested, which one pair and equal differences always are: runs
-    with a spread of exactly zero are copies of each other, and no evidence. error, df: standard error and degrees of
-    freedom of the test.
+    with a spread of exactly zero are copies of each other, and no evidence. plain_p: of paired t-tests, adjusted by
+    Holm's method; nan likewise. error, df: standard error and degrees of freedom of the test.
     """
 
     p: float = math.nan
+    plain_p: float = math.nan
     error: float = math.nan
     df: float = math.nan
 
@@ -95,7 +96,7 @@ class PairedDifference(Estimate):
     def with_test(self, test: "PairedDifference", unit: float = 1.0) -> Self:
         """This difference with the interval and p of a test whose values are in such units."""
         low, high, error = (float(unit * value) for value in (test.low, test.high, test.error))
-        return replace(self, low=low, high=high, p=test.p, error=error, df=test.df)
+        return replace(self, low=low, high=high, p=test.p, plain_p=test.plain_p, error=error, df=test.df)
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,19 @@ def _paired_test(found: PairedDifference) -> PairedDifference:
     error, df = found.sd / math.sqrt(found.n), found.n - 1
     half = error * float(-stdtrit(df, LEVEL / 2))
     p = 2 * float(stdtr(df, -abs(found.mean) / error))
-    return replace(found, low=found.mean - half, high=found.mean + half, p=p, error=error, df=df)
+    return replace(found, low=found.mean - half, high=found.mean + half, p=p, plain_p=p, error=error, df=df)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """The p of a family of tests, adjusted so that the chance of any false one is their level (Holm 1979, section 3).
+
+    The smallest is multiplied by the number of tests, the next by one less, and none is below the one before it.
+    """
+    order = np.argsort(p)
+    stepped = np.asarray(p)[order] * np.arange(len(p), 0, -1)
+    adjusted = np.empty(len(p))
+    adjusted[order] = np.minimum(1, np.maximum.accumulate(stepped))
+    return list(map(float, adjusted))
 
 
 def describe(differences: Columns, scale: float) -> PairedDifference:
@@ -185,8 +198,9 @@ def judge(samples: Sequence[Columns], correlation: Columns) -> list[PairedDiffer
     above = logs[:, None] - grid
     likelihood = np.exp((counts[:, None] - 1) * (above + (1 - np.exp(2 * above)) / 2))
     priors = _predict(likelihood, len(samples) / (correlation**2).sum())
+    plain = holm([_paired_test(one).p for one in tested])
     found = []
-    for one, prior, own in zip(tested, priors, priors * likelihood, strict=True):
+    for one, plain_p, prior, own in zip(tested, plain, priors, priors * likelihood, strict=True):
         chances, mass, density, peak = _tables(one.n, len(grid))
         errors = np.exp(grid) / math.sqrt(one.n)
         joint = chances * prior
@@ -205,7 +219,8 @@ def judge(samples: Sequence[Columns], correlation: Columns) -> list[PairedDiffer
         precisions, weights = errors**-2, own / own.sum()
         precision = float(weights @ precisions)
         df = float(2 * precision**2 / (weights @ (precisions - precision) ** 2))  # of an inverse chi-square like it
-        found.append(replace(one, low=one.mean - half, high=one.mean + half, p=p, error=precision**-0.5, df=df))
+        low, high = one.mean - half, one.mean + half
+        found.append(replace(one, low=low, high=high, p=p, plain_p=plain_p, error=precision**-0.5, df=df))
     return found
 
 

@@ -164,8 +164,8 @@ def _comparison_columns(name: str, c: Comparison | None) -> dict[str, Any]:
     fewest, most = needed or (None, None)
     return {
         f"{name}_arm": against,
-        **_columns(f"to_{name}_nats", nats, "n", *ESTIMATE, "p"),
-        **_columns(f"to_{name}_bits", bits, "n", *ESTIMATE, "p"),
+        **_columns(f"to_{name}_nats", nats, "n", *ESTIMATE, "p", "plain_p"),
+        **_columns(f"to_{name}_bits", bits, "n", *ESTIMATE, "p", "plain_p"),
         f"to_{name}_seeds_needed_from": fewest,
         f"to_{name}_seeds_needed_to": most,
     }

@@ -159,6 +159,7 @@ def _differences(result: Result) -> Table:
         "Compared with": lambda c: c.against,
         "Difference": lambda c: c.change,
         "p": lambda c: fmt.bare_p(c.change.p),
+        "Plain p": lambda c: fmt.bare_p(c.change.plain_p),
         "Verdict": lambda c: c.change.verdict,
         "Seeds": lambda c: str(c.change.n),
         "Seeds needed": lambda c: fmt.seed_range(c.seeds_needed) if c.seeds_needed else fmt.UNKNOWN,
@@ -167,6 +168,7 @@ def _differences(result: Result) -> Table:
     }
     caption = (
         f"Differences in {result.unit}; intervals and p are simultaneous ({result.tests}). "
+        "Plain p: of paired t-tests with Holm's correction. "
         "Seeds needed: for 80% power, if the difference is within its own 80% interval."
     )
     return _table(caption, distinct.values(), columns, ("Compared with", "Verdict", "Why not tested"))
@@ -378,12 +380,14 @@ def effects_table(result: Result) -> Table:
     columns: Columns = {
         "Change of loss": lambda effect: effect.change,
         "p": lambda effect: fmt.bare_p(effect.change.p),
+        "Plain p": lambda effect: fmt.bare_p(effect.change.plain_p),
         "Verdict": lambda effect: effect.change.verdict,
         "Aliased with": lambda effect: ", ".join(map(term_name, effect.aliases)) or fmt.UNKNOWN,
     }
     known = [(effect.name, effect) for effect in result.effects if fmt.known(effect.change.mean)]
     caption = (
         f"In {result.unit}; negative is better. Intervals and p are simultaneous ({result.tests}). "
+        "Plain p: of paired t-tests with Holm's correction. "
         "Aliased: effects that a fraction of the combinations cannot separate."
     )
     return _table(caption, known, columns, ("Verdict", "Aliased with"), head="Effect")

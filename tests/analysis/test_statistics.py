@@ -9,6 +9,7 @@ import pytest
 import statsmodels.formula.api as smf
 from pyDOE3 import fracfact
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 from llama_lab.analysis.power import smallest_difference
 from llama_lab.analysis.statistics import (
@@ -353,3 +354,11 @@ def test_a_target_is_reached_where_the_line_between_two_points_first_crosses_it(
     assert first_reach([10, 20], [5, 4], 4) == 20
     assert first_reach([10, 20], [5, 4], 3.9) is None
     assert first_reach([], [], 1) is None
+
+
+def test_plain_p_is_that_of_paired_t_tests_with_the_correction_of_holm() -> None:
+    draws = np.random.default_rng(0).normal([0.2, 0.0, 1.0, 0.5], 0.3, (5, 4))
+    alone = [stats.ttest_1samp(column, 0).pvalue for column in draws.T]
+    found = judge([*draws.T], np.eye(4))
+    assert [one.plain_p for one in found] == pytest.approx(multipletests(alone, method="holm")[1])
+    assert [one.plain_p for one in judge([draws[:, 0]], np.eye(1))] == pytest.approx(alone[:1])

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -69,7 +70,11 @@ def requested_run(
 
 
 def with_recorded(arguments: list[str]) -> list[str]:
-    """The arguments, of which `resume=FOLDER` brings the overrides of the run there; those typed take their place."""
+    """The arguments, of which `from=` or `resume=FOLDER` bring the overrides of the run there.
+
+    Those typed take their place. Raises ConfigError for a `from=` without a run.
+    """
+    arguments = with_settings_of(arguments)
     typed = {override_key(argument): argument for argument in arguments}
     folder = override_value(typed["resume"]) if "resume" in typed else None
     if not isinstance(folder, str):
@@ -80,6 +85,29 @@ def with_recorded(arguments: list[str]) -> list[str]:
     with suppress(ConfigError):  # damage is reported with the folder's other files
         recorded = read_overrides(Path(folder))
     return [*arguments, *(o for o in recorded if override_key(o) not in (*typed, "overwrite"))]
+
+
+def with_settings_of(arguments: list[str]) -> list[str]:
+    """The arguments with, in the place of `from=RUN`, what that run's user had typed, and says so.
+
+    Without what is typed now, and what says where that run is. Raises ConfigError.
+    """
+    named = [argument for argument in arguments if override_key(argument) == "from"]
+    if not named:
+        return arguments
+    if len(named) > 1:
+        raise ConfigError(f"{named[1]}: settings come from one run; leave it out, or type what should differ")
+    from llama_lab.runs.folder import OVERRIDES, read_overrides
+
+    folder = Path(str(override_value(named[0])))
+    if not (folder / OVERRIDES).is_file():
+        example = "name the folder of one that was trained here, such as from=runs/llama/base/seed=1"
+        raise ConfigError(f"from={folder}: holds no run; {example}")
+    left_out = {*map(override_key, arguments), "name", "arm", "runs_dir", "resume", "overwrite"}
+    taken = [override for override in read_overrides(folder) if override_key(override) not in left_out]
+    print(f"from={folder}: {' '.join(taken) or 'the defaults'}", file=sys.stderr)
+    place = arguments.index(named[0])  # after flags, which Hydra wants first
+    return [*arguments[:place], *taken, *arguments[place + 1 :]]
 
 
 def check_run(cfg: DictConfig, choices: Mapping[str, str | None]) -> None:

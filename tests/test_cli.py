@@ -172,7 +172,7 @@ def test_a_terminal_shows_a_bar_and_after_ctrl_c_the_same_command_goes_on(
     stopped = interrupted_in_terminal(overrides, tmp_path, environment, " loss ")
     lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stopped.out))
     bars = [line for line in lines if line.startswith("training ")]
-    assert re.match(r"training ━.*% \S+ loss \d\.\d{3}", bars[-1])
+    assert re.match(r"training [╸━].*% \S+ loss \d\.\d{3}", bars[-1])
     assert max(map(len, bars)) <= 80
     assert stopped.code == 130
     assert "stopped; go on with the same command:" in stopped.out

@@ -68,14 +68,14 @@ def measure_study(measuring: Run) -> None:
         raise KeyboardInterrupt from None
     leave_process_group()
     if current_rank() == 0:
-        here, threads = measuring.hardware, torch.get_num_threads()
+        here, threads = next(iter(runs.values())).hardware, torch.get_num_threads()
         StudySpeed(here.device_name, here.world_size, here.precision, threads, torch.__version__, arms).save(folder)
 
 
 def timed_run(run: Path, measuring: Run) -> Run:
-    """The run in a folder, to be timed on the hardware of `measuring`, and compiled as it was unless that says not.
+    """The run in a folder, to be timed on the hardware of `measuring`, in its precision and compiled as it was.
 
-    Raises ConfigError for targets that are not trusted.
+    Unless `measuring` says otherwise. Raises ConfigError for targets that are not trusted.
     """
     cfg = stored_config(run / RESOLVED)
     trust = Trust.of_command(tuple(measuring.cfg.trust))
@@ -89,7 +89,10 @@ def timed_run(run: Path, measuring: Run) -> Run:
         cfg.data.cache_dir = measuring.cfg.data.cache_dir
     train, world_size = cfg.train, measuring.hardware.world_size
     micro_batches_per_step(train.batch_size, train.micro_batch_size, world_size)  # its checks
-    return replace(measuring, cfg=cfg, steps=SLOW_STEPS + STEPS)
+    trained, hardware = RunFolder(run).environment, measuring.hardware
+    if measuring.cfg.trainer.precision == "auto" and trained.device == hardware.device_name:
+        hardware = replace(hardware, precision=trained.precision)
+    return replace(measuring, cfg=cfg, steps=SLOW_STEPS + STEPS, hardware=hardware)
 
 
 def measure_in_turn(runs: Mapping[str, Run], dataset: Dataset) -> dict[str, ArmSpeed]:

@@ -29,10 +29,11 @@ from llama_lab.config.grammar import override_key, to_hydra
 from llama_lab.config.schema import check_kinds, default_settings
 from llama_lab.hf.families import FAMILIES
 from llama_lab.model import measure_cost
+from llama_lab.runs.folder import OVERRIDES, write_yaml
 from llama_lab.runs.stored import METRICS
 from llama_lab.study.design.command import read_command
 from llama_lab.study.design.designs import Composer
-from llama_lab.training.prepare import check_run, check_single
+from llama_lab.training.prepare import check_run, check_single, with_recorded
 from llama_lab.util.formatting import in_bytes
 from tests.composing import decoder, options
 from tests.conftest import Command, last_of_each
@@ -86,7 +87,7 @@ def values_of(override: Override) -> list[Any]:
 
 def check_train(arguments: Sequence[str], _: pytest.MonkeyPatch) -> None:
     """Compose every run, and check its settings as the program does before it trains."""
-    words = to_hydra(arguments)
+    words = with_recorded(to_hydra(arguments))
     given = get_args_parser().parse_args(read_help(words)[1] if HELP[0] in words else words)
     for overrides in jobs(given.overrides) if given.multirun else [given.overrides]:
         cfg = compose("config", overrides=overrides, return_hydra_config=True)
@@ -154,6 +155,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, content in FILE.findall(PAGES["extending.md"] + PAGES["switches.md"]):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(content, encoding="utf-8")
+    run = folder / "runs" / "llama" / "norm=layernorm" / "seed=1"
+    run.mkdir(parents=True)
+    write_yaml(["norm=layernorm"], run / OVERRIDES)
     return folder
 
 

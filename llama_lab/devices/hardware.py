@@ -3,7 +3,7 @@
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -44,6 +44,10 @@ class Hardware:
     def autocast(self) -> torch.autocast:
         """The context in which this precision computes outside of Lightning."""
         return torch.autocast(self.torch_device.type, torch.bfloat16, enabled=self.precision == "bf16-mixed")
+
+    def as_trained(self, device: str, precision: str) -> "Hardware":
+        """In the precision of a run on a device of this name; unchanged for one on another, or that records none."""
+        return replace(self, precision=precision) if precision and device == self.device_name else self
 
     @property
     def world_size(self) -> int:

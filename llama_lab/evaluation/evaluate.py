@@ -202,8 +202,7 @@ def open_subject(path: Path, settings: DictConfig, imported: TrainedRun | None =
     hardware = choose_hardware(here, run.cfg.model.dim)
     if here.precision == "auto" and settings.trainer.precision == AS_TRAINED and imported is None:
         trained = RunFolder(path).environment
-        if trained.device == hardware.device_name and trained.precision:
-            hardware = replace(hardware, precision=trained.precision)
+        hardware = hardware.as_trained(trained.device, trained.precision)
     return Subject(run, settings, hardware)
 
 

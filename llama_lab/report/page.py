@@ -1,12 +1,11 @@
 """report.html: a study's result as one self-contained file for a screen, a phone and paper."""
 
-import functools
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -83,18 +82,18 @@ def breakable(text: str) -> Markup:
     return Markup(fmt.BREAK.sub("<wbr>", str(escape(text))))
 
 
-@functools.cache
+@cache
 def _vega_js() -> str:
     """Vega, Vega-Lite and Vega-Embed; kept in the user's cache, since they take seconds to bundle."""
-    cache = Path(os.environ.get("LLAMA_LAB_CACHE", "~/.cache/llama_lab")).expanduser()
-    kept = cache / f"vega-{version('vl-convert-python')}.js"
+    folder = Path(os.environ.get("LLAMA_LAB_CACHE", "~/.cache/llama_lab")).expanduser()
+    kept = folder / f"vega-{version('vl-convert-python')}.js"
     with suppress(OSError):
         return kept.read_text(encoding="utf-8")
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     with suppress(OSError):  # of a home that cannot be written: the next report bundles them again
-        cache.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=cache) as folder:  # its own, since other reports may be written now
-            fresh = Path(folder, kept.name)
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=folder) as own:  # since other reports may be written now
+            fresh = Path(own, kept.name)
             replace_text(fresh, bundle)
             fresh.replace(kept)
     return bundle

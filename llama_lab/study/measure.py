@@ -90,8 +90,8 @@ def timed_run(run: Path, measuring: Run) -> Run:
     train, world_size = cfg.train, measuring.hardware.world_size
     micro_batches_per_step(train.batch_size, train.micro_batch_size, world_size)  # its checks
     trained, hardware = RunFolder(run).environment, measuring.hardware
-    if measuring.cfg.trainer.precision == "auto" and trained.device == hardware.device_name:
-        hardware = replace(hardware, precision=trained.precision)
+    if measuring.cfg.trainer.precision == "auto":
+        hardware = hardware.as_trained(trained.device, trained.precision)
     return replace(measuring, cfg=cfg, steps=SLOW_STEPS + STEPS, hardware=hardware)
 
 

@@ -284,7 +284,7 @@ def in_one_precision(drafts: Mapping[str, Run], folder: Path) -> dict[str, Run]:
     """
     (baseline, *_), found = drafts.values(), dict[str, Run]()
     begun = (Environment.load(file.parent).precision for file in sorted(folder.glob(f"*/*/{Environment.FILE}")))
-    precision = next(begun, baseline.hardware.precision)
+    precision = next(filter(None, begun), baseline.hardware.precision)
     for name, draft in drafts.items():
         is_open = draft.cfg.trainer.precision == "auto" and not draft.hardware.elsewhere
         if is_open and draft.hardware.precision != precision:

@@ -12,6 +12,7 @@ from llama_lab.runs.record import Record, finished
 from llama_lab.runs.study import Pair, Study
 from llama_lab.util.formatting import conjoin, count
 
+from .documents import over_documents
 from .result import BITS, Comparison, Interaction, Loss, Result, common_losses, final_losses
 from .sentences import divergence
 from .statistics import Effect, PairedDifference, contrast_name, describe, factorial_effects, judge, seeds_needed
@@ -64,7 +65,8 @@ def _compare(arm: str, against: str, judged: Judged, losses: Table, metric: Loss
     if len(texts) > 1:
         untested = f"{arm} and {against} were trained on different texts"
     nats = changes[metric] if metric != BITS else None
-    return Comparison(arm, against, seeds, nats, changes.get(BITS), untested=untested)
+    others = over_documents(judged[arm], judged[against]) if metric == "val/loss" else None
+    return Comparison(arm, against, seeds, nats, changes.get(BITS), untested=untested, over_documents=others)
 
 
 def noise(result: Result) -> dict[str, float]:

@@ -40,7 +40,8 @@ class Comparison:
     nats: None if the tokenizers differ, and nats per token are not comparable. bits: None of second halves, whose bytes
     are not counted. Intervals and p are those of the family that the comparison belongs to; nan if it belongs to none,
     or is untested. untested: the reason, in words; empty if there is none. seeds_needed: the fewest and the most seeds
-    that would detect such a difference with 80% power; None if it is significant or untested.
+    that would detect such a difference with 80% power; None if it is significant or untested. over_documents: the
+    difference in nats with its 95% interval over other held-out documents; None where that is not known.
     """
 
     arm: str
@@ -50,6 +51,7 @@ class Comparison:
     bits: PairedDifference | None
     seeds_needed: SeedRange | None = None
     untested: str = ""
+    over_documents: PairedDifference | None = None
 
     @property
     def name(self) -> str:
@@ -62,6 +64,12 @@ class Comparison:
         change = self.bits if self.nats is None else self.nats
         assert change is not None
         return change
+
+    @property
+    def is_of_these_documents(self) -> bool:
+        """Whether it is significant over seeds, and other documents might not show it."""
+        others = self.over_documents
+        return self.change.significant and others is not None and others.low <= 0 <= others.high
 
 
 Finding = Comparison | Effect

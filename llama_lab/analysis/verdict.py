@@ -51,6 +51,7 @@ def _of_comparisons(result: Result) -> tuple[str, tuple[str, ...]]:
         *diverged,
         *_not_significant(findings, unit),
         *_within(study.margin, findings, unit),
+        *_of_these_documents(compared),
         *_untested(findings),
         *(final if len(compared) > 1 else ()),
         *([f"Significance is at 5%, by {result.tests}; the intervals are those of these tests."] * is_tested),
@@ -177,6 +178,12 @@ def _within(margin: float | None, findings: Sequence[Finding], unit: str) -> lis
     if not within:
         return [f"No change is shown to be within {shown}."]
     return [f"{conjoin(within)} {'changes' if len(within) == 1 else 'change'} the loss by less than {shown}."]
+
+
+def _of_these_documents(compared: Sequence[Comparison]) -> list[str]:
+    """Which significant changes might not show on other text."""
+    names = conjoin([c.name for c in compared if c.is_of_these_documents])
+    return [f"Of these documents only: {names}; over other held-out text the change may be zero."] if names else []
 
 
 def _untested(findings: Sequence[Finding]) -> list[str]:

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from llama_lab.api import composing
 from llama_lab.config.grammar import override_key, override_value
 from llama_lab.config.schema import CHANGEABLE, INDIRECT, belongs, flatten
-from llama_lab.runs.evaluation import Evaluation
+from llama_lab.runs.evaluation import DocumentLosses, Evaluation
 from llama_lab.runs.folder import OVERRIDES, RESOLVED, RunFolder, read_overrides, resolved, write_yaml
 from llama_lab.runs.json_file import from_json
 from llama_lab.runs.metrics import METRICS_CSV, cells_of, with_numbers
@@ -26,7 +26,7 @@ from llama_lab.util.files import checksum, replace_text, replacing
 
 ENDED = ("done", "diverged")
 # What is kept of a run, with what its columns begin with: `environment.`, ...
-RECORDS = {kind.FILE.removesuffix("json"): kind for kind in (Environment, Summary, Evaluation, Status)}
+RECORDS = {kind.FILE.removesuffix("json"): kind for kind in (Environment, Summary, Evaluation, DocumentLosses, Status)}
 OF_RUNS = {"arm", "seed", "optim.lr"}  # in which the runs of an arm differ
 
 

@@ -17,12 +17,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from llama_lab.util.errors import ConfigError
+from llama_lab.util.errors import ConfigError, require_positive
 from llama_lab.util.formatting import conjoin, duration
 
 from .dataset import HALVES, SplitIndex
-from .folders import FolderIndex, describe_file, write_index
-from .source import ReportProgress, Source, encoded
+from .folders import FolderIndex, describe_file, json_hash, write_index
+from .near_copies import gram_size, shares_in_training
+from .source import ReportProgress, Source, cut, encoded
 from .tokenizer import TOKENIZER_NAME, TextTokenizer, TokenizerFactory
 
 Digests = npt.NDArray[np.bytes_]
@@ -35,12 +36,12 @@ Counts = npt.NDArray[np.int64]
 """One number per document."""
 
 Splits = npt.NDArray[np.uint8]
-"""DROPPED, TRAIN, VAL or UNREAD per document."""
+"""DROPPED, TRAIN, VAL, UNREAD or NEAR_COPY per document."""
 
 Document = tuple[int, str]
 """Its position, and its text."""
 
-DROPPED, TRAIN, VAL, UNREAD = 0, 1, 2, 3
+DROPPED, TRAIN, VAL, UNREAD, NEAR_COPY = range(5)
 
 _DIGEST_BYTES = 16
 _BATCH_CHARS = 1 << 20  # of text encoded at once, on all cores; some 50 MB of encodings
@@ -49,56 +50,82 @@ STREAMS = {TRAIN: "train.bin", VAL: "val.bin"}
 VAL_HALVES = "val_halves.bin"  # the index in HALVES of each predicted token of val.bin, one byte
 
 
-def build(
-    source: Source,
-    factory: TokenizerFactory,
-    val_fraction: float | None,
-    val_tokens: int | None,
-    folder: Path,
-    progress: ReportProgress,
-) -> str:
+@dataclass(frozen=True)
+class HoldOut:
+    """How many documents are held out to validate on, and what is read of them.
+
+    fraction: of the documents; None for a source with validation documents of its own. tokens: at most so many are
+    read. max_overlap: a document with a larger share of its n-grams in the training text is a near copy, and left out.
+    document_chars: of one document, at most so many are read. block_chars: the halves take blocks of so many characters
+    of every document in turn; None: whole documents. Each of these may be None: no bound.
+    """
+
+    fraction: float | None
+    tokens: int | None = None
+    max_overlap: float | None = None
+    document_chars: int | None = None
+    block_chars: int | None = None
+
+    def __post_init__(self) -> None:
+        require_positive("data.val_tokens", self.tokens)
+        require_positive("data.val_document_chars", self.document_chars)
+        require_positive("data.val_block_chars", self.block_chars)
+        if self.max_overlap is not None and not 0 < self.max_overlap <= 1:
+            raise ConfigError(f"data.max_overlap={self.max_overlap}: must be above 0 and at most 1, or null")
+
+    def blocks(self, text: str) -> list[str]:
+        """What is read of a held-out document, in blocks."""
+        beginning = next(cut([text], self.document_chars))
+        return [*cut([beginning], self.block_chars)]
+
+
+def build(source: Source, factory: TokenizerFactory, hold_out: HoldOut, folder: Path, progress: ReportProgress) -> str:
     """Fill an empty folder, after the whole text has been read once; return one line on the time and the result.
 
-    val_fraction: None for a source with validation documents of its own.
     Raises ConfigError for unusable text.
     """
     start = time.monotonic()
-    survey = survey_source(source, val_fraction, progress)
+    survey = survey_source(source, hold_out.fraction, progress)
     surveyed = time.monotonic()
     sample = survey.sample(factory)
     tokenizer = factory.train(survey.texts(sample))
     trained = time.monotonic()
     tokenizer.save(folder / TOKENIZER_NAME)
     dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
-    survey, tokens, sizes = _write_streams(survey, tokenizer, dtype, val_tokens, folder)
-    is_read = survey.splits == VAL
-    np.repeat(survey.halves[is_read], tokens[is_read]).tofile(folder / VAL_HALVES)
+    written = _write_streams(survey, tokenizer, dtype, hold_out, folder)
+    survey, sizes, tokens = written.survey, written.sizes, written.tokens
+    data_hash = survey.data_hash
+    if hold_out.document_chars or hold_out.block_chars:  # other validation text than the whole documents
+        data_hash = json_hash([data_hash, hold_out.document_chars, hold_out.block_chars], _DIGEST_BYTES)
 
     def size_of(chosen: npt.NDArray[np.bool_]) -> SplitIndex:
         return SplitIndex(int(chosen.sum()), int(sizes[chosen].sum()), int(tokens[chosen].sum()))
 
     empty = int((survey.sizes == 0).sum())
+    halves = _write_halves(written, folder / VAL_HALVES)
     index = FolderIndex(
         dtype=dtype.name,
         vocab_size=tokenizer.vocab_size,
-        data_hash=survey.data_hash,
+        data_hash=data_hash,
         tokenizer_hash=tokenizer.hash,
-        val_fraction=val_fraction,
+        val_fraction=hold_out.fraction,
         train=size_of(survey.splits == TRAIN),
-        val=size_of(is_read),
+        val=size_of(survey.splits == VAL),
         duplicates=int((survey.splits == DROPPED).sum()) - empty,
         empty=empty,
+        near_copies=int((survey.splits == NEAR_COPY).sum()),
         files={path.name: describe_file(path) for path in sorted(folder.iterdir())},
         unread=int((survey.splits == UNREAD).sum()),
         revisions=getattr(source, "revisions", {}),
-        halves=[size_of(is_read & (survey.halves == half)) for half in range(len(HALVES))],
+        halves=halves,
     )
     write_index(index, folder)
     text, learnt, tokenised = (int(survey.sizes[chosen].sum()) for chosen in (slice(None), sample, tokens > 0))
     seconds = time.monotonic() - trained
     val = index.val
     held_out = f" ({val.documents:,} of {val.documents + index.unread:,} held-out documents)" if index.unread else ""
-    left_out = [f"{n:,} {what}" for n, what in ((index.duplicates, "copies"), (index.empty, "empty")) if n]
+    kinds = {"copies": index.duplicates, "near copies": index.near_copies, "empty": index.empty}
+    left_out = [f"{n:,} {kind}" for kind, n in kinds.items() if n]
     return (
         f"tokens: {_mb(text)} read in {duration(surveyed - start)}, "
         f"{f'tokenizer trained on {_mb(learnt)} in {duration(trained - surveyed)}, ' if learnt else ''}"
@@ -116,8 +143,8 @@ def _mb(count: int) -> str:
 class Survey:
     """A source and the hash, size and split of each of its documents, in reading order.
 
-    `sizes` are in UTF-8 bytes. `splits` are DROPPED (empty, or a copy of an earlier document), TRAIN, VAL, or
-    UNREAD (held out like VAL, but beyond the bound on validation).
+    `sizes` are in UTF-8 bytes. `splits` are DROPPED (empty, or a copy of an earlier document), TRAIN, VAL, UNREAD (held
+    out like VAL, but beyond the bound on validation), or NEAR_COPY (held out, and most of it trained on elsewhere).
     """
 
     source: Source
@@ -140,7 +167,7 @@ class Survey:
 
     @property
     def halves(self) -> Splits:
-        """The index in HALVES of each document: a bit of its hash that decides nothing else."""
+        """The index in HALVES of each document's first block: a bit of its hash that decides nothing else."""
         return (_words(self.digests)[:, 0] & np.uint64(1)).astype(np.uint8)
 
     def sample(self, factory: TokenizerFactory, share: Fraction = Fraction(1)) -> Positions:
@@ -236,19 +263,39 @@ def _prefix(positions: Positions, sizes: Counts, total: float) -> Positions:
     return positions[: int(np.searchsorted(np.cumsum(sizes[positions]), total)) + 1]
 
 
+@dataclass(frozen=True)
+class Written:
+    """What the streams hold: `survey` with the splits as written, and the size of each document.
+
+    sizes: in bytes; of one that is cut at a separator, those of the last part, which is predicted. tokens: with the
+    end-of-text tokens. blocks: the tokens and bytes of each block of the documents to validate on, by position.
+    """
+
+    survey: Survey
+    sizes: Counts
+    tokens: Counts
+    blocks: dict[int, list[tuple[int, int]]]
+
+
 def _write_streams(
-    survey: Survey, tokenizer: TextTokenizer, dtype: np.dtype, val_tokens: int | None, folder: Path
-) -> tuple[Survey, Counts, Counts]:
-    """Write `train.bin` and `val.bin`; return the survey with the splits as written, and each document's tokens.
+    survey: Survey, tokenizer: TextTokenizer, dtype: np.dtype, hold_out: HoldOut, folder: Path
+) -> Written:
+    """Write `train.bin` and `val.bin`.
 
-    And its bytes; of one that is cut at a separator, those of the last part, which is predicted.
-
-    Validation consists of the first held-out documents, in the order of their hashes, with at most `val_tokens` in
-    all, and at least one. Their lengths are known only after encoding, so somewhat more documents are encoded.
+    Validation consists of the first held-out documents, in the order of their hashes, with at most `hold_out.tokens` in
+    all, and at least one, without near copies. Their lengths are known only after encoding, so somewhat more documents
+    are encoded.
     """
     tokens, sizes = np.zeros(len(survey.splits), dtype=np.int64), survey.sizes.copy()
+    blocks: dict[int, list[tuple[int, int]]] = {}
     eot = np.array([tokenizer.eot_id], dtype).tobytes()
     separator = getattr(survey.source, "separator", None)
+
+    def parts_of(position: int, text: str) -> list[str]:
+        """What is encoded apart."""
+        if separator:
+            return text.split(separator)
+        return [text] if survey.splits[position] == TRAIN else hold_out.blocks(text)
 
     def write(positions: Positions, *splits: int) -> None:
         """Write `[eot] document [eot] document [eot]` for each split: every token but the first is predicted."""
@@ -257,16 +304,22 @@ def _write_streams(
             for file in files.values():
                 file.write(eot)
             for batch in _batches(survey.read(positions, "tokenising")):
-                parts_of = [text.split(separator) if separator else [text] for _, text in batch]
-                ids = iter(tokenizer.encode_batch([*chain.from_iterable(parts_of)]))
-                for (position, _), parts in zip(batch, parts_of, strict=True):
-                    data = b"".join(np.array(next(ids), dtype).tobytes() + eot for _ in parts)
+                parts = {position: parts_of(position, text) for position, text in batch}
+                encodings = iter(tokenizer.encode_batch([*chain.from_iterable(parts.values())]))
+                for position, texts in parts.items():
+                    ids = [np.array(next(encodings), dtype).tobytes() for _ in texts]
+                    data = (eot if separator else b"").join(ids) + eot
                     files[survey.splits[position]].write(data)
                     tokens[position] = len(data) // dtype.itemsize
-                    if separator:
-                        sizes[position] = len(parts[-1].encode())
+                    lengths = [len(text.encode()) for text in texts]
+                    sizes[position] = lengths[-1] if separator else sum(lengths)
+                    if survey.splits[position] == VAL:
+                        counts = [len(part) // dtype.itemsize for part in ids]
+                        counts[-1] += 1  # the end of the text
+                        whole = [(int(tokens[position]), int(sizes[position]))]
+                        blocks[position] = whole if separator else [*zip(counts, lengths, strict=True)]
 
-    held_out, limit = survey.held_out, math.inf if val_tokens is None else val_tokens
+    held_out, limit = survey.held_out, math.inf if hold_out.tokens is None else hold_out.tokens
     candidates = _prefix(held_out, survey.sizes, limit * _BYTES_PER_TOKEN)
     write(np.concatenate([np.flatnonzero(survey.splits == TRAIN), candidates]), TRAIN, VAL)
     while len(candidates) < len(held_out) and tokens[candidates].sum() <= limit:  # tokens of this text are longer
@@ -275,11 +328,37 @@ def _write_streams(
     fitting = max(1, int(np.searchsorted(np.cumsum(tokens[candidates]), limit, side="right")))
     splits = survey.splits.copy()
     splits[held_out[fitting:]] = UNREAD
-    if fitting < len(candidates):
-        written = np.sort(candidates)
-        kept = np.concatenate([[True], np.repeat(splits[written] == VAL, tokens[written])])
-        np.fromfile(folder / STREAMS[VAL], dtype)[kept].tofile(folder / STREAMS[VAL])
-    return replace(survey, splits=splits), tokens, sizes
+    written = np.sort(candidates)
+    stream = np.fromfile(folder / STREAMS[VAL], dtype)
+    if hold_out.max_overlap is not None:
+        documents = np.split(stream[1:], np.cumsum(tokens[written])[:-1])
+        is_train = splits == TRAIN
+        size = gram_size(sizes[is_train].sum() / tokens[is_train].sum())
+        train = np.memmap(folder / STREAMS[TRAIN], dtype, mode="r")
+        shares = np.array(shares_in_training(train, [ids[:-1] for ids in documents], size))
+        near = written[(shares > hold_out.max_overlap) & (splits[written] == VAL)]
+        splits[near] = NEAR_COPY
+        if not (splits == VAL).any():
+            problem = f"of all {len(near)} held-out documents, more is in the training text, word for word"
+            raise ConfigError(f"data.max_overlap={hold_out.max_overlap}: {problem}; raise it, or add other text")
+    kept = np.concatenate([[True], np.repeat(splits[written] == VAL, tokens[written])])
+    if not kept.all():
+        stream[kept].tofile(folder / STREAMS[VAL])
+    return Written(replace(survey, splits=splits), sizes, tokens, blocks)
+
+
+def _write_halves(written: Written, file: Path) -> list[SplitIndex]:
+    """Write the half of each token of `val.bin`, and return the size of each half."""
+    first = written.survey.halves
+    rows = [
+        (position, (first[position] + place) % len(HALVES), tokens, size)
+        for position in np.flatnonzero(written.survey.splits == VAL).tolist()
+        for place, (tokens, size) in enumerate(written.blocks[position])
+    ]
+    positions, halves, tokens, sizes = np.array(rows, dtype=np.int64).T
+    np.repeat(halves.astype(np.uint8), tokens).tofile(file)
+    chosen = [halves == half for half in range(len(HALVES))]
+    return [SplitIndex(len({*positions[c]}), int(sizes[c].sum()), int(tokens[c].sum())) for c in chosen]
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:

@@ -93,6 +93,11 @@ class Dataset(Protocol):
         """The tokenizer of the tokens."""
 
     @property
+    def val_documents(self) -> Ids:
+        """The number of the held-out document of each predicted token: `(index.val.tokens,)`; a probe is one."""
+        return np.zeros(self.index.val.tokens, dtype=np.int64)
+
+    @property
     def bytes_per_token(self) -> float:
         """Bytes per predicted token of the validation split: bits per byte = nats per token / ln 2 / this."""
         return self.index.val.bytes / self.index.val.tokens

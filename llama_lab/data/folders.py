@@ -21,7 +21,7 @@ from .dataset import HALVES, Index, SplitIndex, Tokens
 log = logging.getLogger(__name__)
 Opened = TypeVar("Opened")
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 INDEX_NAME = "index.json"
 SEAL_NAME = "checksums.json"  # in folders of other files than tokens
 
@@ -83,8 +83,9 @@ class FolderIndex(Index):
     """The contents of a token folder.
 
     `val_fraction` is the requested fraction; None if the validation documents are the source's own.
-    `duplicates` and `empty` count documents left out as exact copies or without text; `unread` the held-out ones
-    beyond the bound on validation. `halves` are the `HALVES` of `val`.
+    `duplicates` and `empty` count documents left out as exact copies or without text, `near_copies` held-out ones left
+    out as near copies of training text, `unread` the held-out ones beyond the bound on validation. `halves` are the
+    `HALVES` of `val`, in which a document may have a part each.
     """
 
     format_version: int = FORMAT_VERSION
@@ -92,6 +93,7 @@ class FolderIndex(Index):
     val_fraction: float | None
     duplicates: int
     empty: int
+    near_copies: int
     unread: int
     files: dict[str, FileIndex]
     halves: list[SplitIndex]

@@ -5,7 +5,7 @@ Their parts are options of the group `data`, composed as Hydra composes the opti
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -23,7 +23,7 @@ from llama_lab.config.schema import check_kinds, flat_defaults, is_kind
 from llama_lab.util.errors import ConfigError, first_line, require_positive, suggestion
 from llama_lab.util.formatting import conjoin
 
-from .build import survey_source
+from .build import HoldOut, survey_source
 from .dataset import EMPTY, Ids, Index, Tokens, Validation
 from .folders import FORMAT_VERSION, check_seal, json_hash, open_or_build, seal
 from .source import ReportProgress, Source
@@ -110,6 +110,13 @@ class MixedDataset(TextDataset):
         first, *others = (part.val for part in self.parts.values())
         return np.concatenate([first, *(stream[1:] for stream in others)])
 
+    @property
+    def val_documents(self) -> Ids:
+        """The number of the held-out document of each token of `val` but the first, counted over all parts."""
+        parts = [part.val_documents for part in self.parts.values()]
+        firsts = np.cumsum([0, *(part.max() + 1 for part in parts[:-1])])
+        return np.concatenate([part + first for part, first in zip(parts, firsts, strict=True)])
+
     def train_windows(self, seq_len: int, seed: int) -> MixedWindows:
         """The windows of all parts."""
         return MixedWindows([p.train_windows(seq_len, seed) for p in self.parts.values()], [*self.shares.values()])
@@ -145,10 +152,10 @@ class MixedDataset(TextDataset):
 
 @dataclass(frozen=True)
 class Part:
-    """A part's documents, the fraction of them to hold out (None: it has its own), and its share of the tokens."""
+    """A part's documents, what of them is held out, without a bound on its tokens, and its share of the tokens."""
 
     source: Source
-    val_fraction: float | None
+    hold_out: HoldOut
     share: Fraction
 
 
@@ -170,7 +177,8 @@ def open_mixture(
 
     def opened(part: Part, total: Fraction | None) -> TokenDataset:
         bound = None if total is None else max(1, floor(total * part.share))
-        return TokenDataset.open_or_build(part.source, tokenizer, part.val_fraction, cache_dir, progress, bound)
+        hold_out = replace(part.hold_out, tokens=bound)
+        return TokenDataset.open_or_build(part.source, tokenizer, hold_out, cache_dir, progress)
 
     asked = None if val_tokens is None else Fraction(val_tokens)
     datasets = {name: opened(part, asked) for name, part in parts.items()}
@@ -188,12 +196,12 @@ def _shared_tokenizer(
     parts: Mapping[str, Part], factory: TokenizerFactory, cache: Path, progress: ReportProgress
 ) -> TextTokenizer:
     """The tokenizer of all parts, trained once and kept in `cache`."""
-    described = [[part.source.fingerprint(), part.val_fraction, str(part.share)] for part in parts.values()]
+    described = [[part.source.fingerprint(), part.hold_out.fraction, str(part.share)] for part in parts.values()]
     folder = cache / f"tokenizer-{json_hash([FORMAT_VERSION, *identity(factory), described])}"
 
     def texts() -> Iterator[str]:
         for part in parts.values():
-            survey = survey_source(part.source, part.val_fraction, progress)
+            survey = survey_source(part.source, part.hold_out.fraction, progress)
             yield from survey.texts(survey.sample(factory, part.share))
 
     def build(empty: Path) -> None:

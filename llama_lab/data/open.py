@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 from llama_lab.config.components import build
 from llama_lab.util.errors import ConfigError
 
+from .build import HoldOut
 from .dataset import HALVES, Dataset
 from .mix import Part, exact_shares, open_mixture
 from .objectives import kind_of
@@ -51,12 +52,12 @@ def open_dataset(
     if "mix" in data:
         shares = exact_shares(data.mix)
         parts = {
-            name: Part(_source(part, f"data.sources.{name}", revisions, cfg), part.val_fraction, shares[name])
+            name: Part(_source(part, f"data.sources.{name}", revisions, cfg), _hold_out(part, None), shares[name])
             for name, part in data.sources.items()
         }
         dataset = open_mixture(parts, tokenizer, data.cache_dir, progress, data.val_tokens)
     else:
-        arguments = (tokenizer, data.val_fraction, data.cache_dir, progress, data.val_tokens)
+        arguments = (tokenizer, _hold_out(data, data.val_tokens), data.cache_dir, progress)
         if "pair_files" in data:
             check_prompt(cfg, "pairs")
             dataset = PairDataset.open_or_build(build(data.pair_files, "data", _convert_="all"), *arguments)
@@ -93,6 +94,12 @@ def check_prompt(cfg: DictConfig, kind: str) -> None:
     if cfg.train.prompt:
         problem = f"the sample of {kind} is a validation sequence with the model's answers"
         raise ConfigError(f"train.prompt={cfg.train.prompt}: {problem}; leave it out")
+
+
+def _hold_out(data: DictConfig, tokens: int | None) -> HoldOut:
+    """What the config of a corpus holds out; runs of version 0.4.0 know no near copies, cuts and blocks."""
+    bounds = ("max_overlap", "val_document_chars", "val_block_chars")
+    return HoldOut(data.val_fraction, tokens, *(data.get(key) for key in bounds))
 
 
 def _source(data: DictConfig, key: str, revisions: Mapping[str, str] | None, cfg: DictConfig) -> Source:

@@ -85,7 +85,7 @@ class Files(Protocol):
 class StandardLibrary(Files):
     """The source code of Python's standard library: one document per `.py` file, on every machine, no download.
 
-    Tests, idlelib and installed packages are left out.
+    What `data=stdlib` was in version 0.4.0. Tests, idlelib and installed packages are left out.
     """
 
     _settings = "stdlib"
@@ -118,6 +118,21 @@ class StandardLibrary(Files):
         return sorted(paths)
 
 
+class HandWrittenLibrary(StandardLibrary):
+    """The standard library without files that say at their start that a program has written them.
+
+    Most of these are tables of codecs, near copies of each other.
+    """
+
+    _settings = "stdlib without generated files"
+
+    def documents(self) -> Iterator[str]:
+        """Read the files, as a `StandardLibrary` does."""
+        return (text for text in super().documents() if not _GENERATED.search(text[:_HEAD_CHARS]))
+
+
+_GENERATED = re.compile(r"Python Character Mapping Codec|[Aa]uto-?generated|is (automatically )?generated")
+_HEAD_CHARS = 200
 TEXT_FIELD = "text"
 
 
@@ -168,14 +183,19 @@ class TextFiles(Files):
 
 
 def _expand(pattern: str) -> list[Path]:
-    """The files that match a path or glob pattern; an existing path is never read as a pattern."""
+    """The files that match a path or glob pattern, of a pattern without empty ones.
+
+    An existing path is never read as a pattern.
+    """
     expanded = os.path.abspath(os.path.expanduser(pattern))
     if os.path.isdir(expanded):
         raise ConfigError(f"data.files=[{pattern}]: is a folder; name the files in it, such as {pattern}/**/*.txt")
-    candidates = [expanded] if os.path.exists(expanded) else glob.glob(expanded, recursive=True)
-    found = [Path(candidate) for candidate in sorted(candidates) if os.path.isfile(candidate)]
+    if os.path.isfile(expanded):
+        return [Path(expanded)]
+    matching = map(Path, sorted(glob.glob(expanded, recursive=True)))
+    found = [path for path in matching if path.is_file() and path.stat().st_size]
     if not found:
-        problem = "the pattern matches no file" if glob.has_magic(pattern) else "no such file"
+        problem = "the pattern matches no file with text" if glob.has_magic(pattern) else "no such file"
         raise ConfigError(f"data.files=[{pattern}]: {problem}; paths are relative to {os.getcwd()}")
     return found
 

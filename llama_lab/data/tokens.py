@@ -1,16 +1,18 @@
 """Token folders: text as token ids on disk, built once and opened by every run that needs it."""
 
 from collections.abc import Sequence
+from dataclasses import astuple
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 
-from llama_lab.util.errors import ConfigError, require_positive
+from llama_lab.util.errors import ConfigError
 
-from .build import STREAMS, TRAIN, VAL, VAL_HALVES, build
-from .dataset import HALVES, Dataset, Tokens, Validation
+from .build import STREAMS, TRAIN, VAL, VAL_HALVES, HoldOut, build
+from .dataset import HALVES, Dataset, Ids, Tokens, Validation
 from .folders import FORMAT_VERSION, FolderIndex, TokenStream, json_hash, open_or_build, read_index
 from .source import ReportProgress, Source
 from .tokenizer import TOKENIZER_NAME, TextTokenizer, TokenizerFactory, identity
@@ -75,31 +77,27 @@ class TokenDataset(TextDataset):
         cls,
         source: Source,
         tokenizer: TokenizerFactory,
-        val_fraction: float | None,
+        hold_out: HoldOut,
         cache_dir: str | Path,
         progress: ReportProgress = lambda *_: None,
-        val_tokens: int | None = None,
     ) -> Self:
-        """Open the folder of this source, tokenizer and split below `cache_dir`, building it if needed.
+        """Open the folder of this source, tokenizer and validation text below `cache_dir`, building it if needed.
 
-        `val_fraction` of the documents are held out; None for a source with validation documents of its own.
-        `val_tokens` limits the validation text; default: all held-out documents.
         Of concurrent processes, one builds the folder. A damaged folder is logged and rebuilt.
         Raises ConfigError for text or settings that cannot work, before any token is written.
         """
-        has_validation = getattr(source, "validation", None) is not None
-        if val_fraction is not None and has_validation:
+        fraction, has_validation = hold_out.fraction, getattr(source, "validation", None) is not None
+        if fraction is not None and has_validation:
             problem = "data.val_split names what to validate on; set one of them to null"
-            raise ConfigError(f"data.val_fraction={val_fraction}: {problem}")
-        if not (has_validation or (val_fraction is not None and 0 < val_fraction < 1)):
-            raise ConfigError(f"data.val_fraction={val_fraction}: must be between 0 and 1, such as 0.05")
-        require_positive("data.val_tokens", val_tokens)
-        key = [FORMAT_VERSION, source.fingerprint(), identity(tokenizer), val_fraction, val_tokens]
+            raise ConfigError(f"data.val_fraction={fraction}: {problem}")
+        if not (has_validation or (fraction is not None and 0 < fraction < 1)):
+            raise ConfigError(f"data.val_fraction={fraction}: must be between 0 and 1, such as 0.05")
+        key = [FORMAT_VERSION, source.fingerprint(), identity(tokenizer), astuple(hold_out)]
         folder = Path(cache_dir).expanduser() / json_hash(key)
         builds = []
 
         def fill(empty: Path) -> None:
-            builds.append(build(source, tokenizer, val_fraction, val_tokens, empty, progress))
+            builds.append(build(source, tokenizer, hold_out, empty, progress))
 
         return cls(folder, open_or_build(folder, lambda: read_index(folder), fill), builds=builds)
 
@@ -116,11 +114,27 @@ class TokenDataset(TextDataset):
     @cached_property
     def val(self) -> Tokens:
         """The validation split's tokens, `(index.val.tokens + 1,)`."""
-        val = TokenStream(self.folder, STREAMS[VAL], self.index)[:]
+        stream = self._whole_val
+        return np.concatenate([stream[:1], self._of_half(stream[1:])])
+
+    @property
+    def val_documents(self) -> Ids:
+        """The number of the held-out document of each token of `val` but the first: `(index.val.tokens,)`."""
+        ended = np.cumsum(self._whole_val == self.tokenizer.eot_id)[:-1]
+        return self._of_half(ended - 1)
+
+    @property
+    def _whole_val(self) -> Tokens:
+        """The validation tokens of both halves."""
+        return TokenStream(self.folder, STREAMS[VAL], self.index)[:]
+
+    def _of_half(self, predicted: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """What belongs to this half, of an array over the predicted validation tokens of both."""
         if self.half is None:
-            return val
-        is_in_half = np.fromfile(self.folder / VAL_HALVES, np.uint8) == HALVES.index(self.half)
-        return np.concatenate([val[:1], val[1:][is_in_half]])
+            return predicted
+        of_tokens = np.fromfile(self.folder / VAL_HALVES, np.uint8)
+        chosen: npt.NDArray[Any] = predicted[of_tokens == HALVES.index(self.half)]
+        return chosen
 
     def train_windows(self, seq_len: int, seed: int) -> TrainWindows:
         """The training sequences of `seq_len` tokens."""

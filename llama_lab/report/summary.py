@@ -168,6 +168,7 @@ def _comparison_columns(name: str, c: Comparison | None) -> dict[str, Any]:
         **_columns(f"to_{name}_bits", bits, "n", *ESTIMATE, "p", "plain_p"),
         f"to_{name}_seeds_needed_from": fewest,
         f"to_{name}_seeds_needed_to": most,
+        **_columns(f"to_{name}_over_documents", c.over_documents if c else None, "n", "low", "high"),
     }
 
 

@@ -88,6 +88,18 @@ class TaskScore:
     harness: str = ""
 
 
+@dataclass(frozen=True)
+class DocumentLosses(JsonRecord):
+    """What a finished run loses on each held-out document, or group of neighbouring ones, in reading order.
+
+    tokens: that are predicted of each. nats: the sum of their losses.
+    """
+
+    FILE: ClassVar[str] = "documents.json"
+    tokens: list[int] = field(default_factory=list)
+    nats: list[float] = field(default_factory=list)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Evaluation(JsonRecord):
     """The results after `step` steps, and where they were measured; parts that were not asked for are empty.

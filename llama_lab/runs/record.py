@@ -10,7 +10,7 @@ from llama_lab.config.trust import stored_settings
 from llama_lab.util.errors import ConfigError
 from llama_lab.util.files import ALTERED
 
-from .evaluation import Evaluation
+from .evaluation import DocumentLosses, Evaluation
 from .folder import RESOLVED, is_run, read_overrides
 from .json_file import reading
 from .metrics import METRICS_CSV, described, read_cells, with_numbers
@@ -27,8 +27,8 @@ class Record:
     nothing. message: why, in one line. overrides: what was typed. settings: the resolved config; config: on one level
     (`{"train.tokens": 2e6}`). summary: the last value of every metric, empty unless done. metrics: the rows of
     metrics.csv, one per logged step; a row holds what was logged at that step, with `step`, `tokens` and `seconds`
-    always; step 0 only of trained weights. evaluation: empty unless of the run as it ended. start: of a run with
-    `init_from`.
+    always; step 0 only of trained weights. evaluation: empty unless of the run as it ended. documents: its losses by
+    held-out document; empty where it has none. start: of a run with `init_from`.
     """
 
     path: Path
@@ -43,6 +43,7 @@ class Record:
     summary: dict[str, float] = field(default_factory=dict)
     metrics: list[dict[str, float]] = field(default_factory=list)
     evaluation: Evaluation = field(default_factory=Evaluation)
+    documents: DocumentLosses = field(default_factory=DocumentLosses)
     start: WarmStart | None = None
 
     @property
@@ -82,6 +83,7 @@ def read_record(path: Path) -> Record:
             raise ValueError(ALTERED)
         metrics = with_numbers(rows)
     evaluation = Evaluation.load(path) if summary and (path / Evaluation.FILE).exists() else Evaluation()
+    documents = DocumentLosses.load(path) if summary and (path / DocumentLosses.FILE).exists() else DocumentLosses()
     return Record(
         path=path,
         arm=environment.arm,
@@ -95,6 +97,7 @@ def read_record(path: Path) -> Record:
         summary=summary,
         metrics=metrics,
         evaluation=evaluation if evaluation.step == summary.get("step") else Evaluation(),
+        documents=documents,
         start=WarmStart.load(path) if (path / WarmStart.FILE).exists() else None,
     )
 

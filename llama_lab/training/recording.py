@@ -8,6 +8,7 @@ from llama_lab.config.components import build_model
 from llama_lab.data.dataset import Dataset
 from llama_lab.data.open import has_answers
 from llama_lab.evaluation.answers import answers_text
+from llama_lab.evaluation.documents import document_losses, has_documents
 from llama_lab.evaluation.lengths import evaluation
 from llama_lab.model import Cost, Decoder, Sampling, generate
 from llama_lab.model.cost import cost_metrics
@@ -91,6 +92,8 @@ def finish(
     replace_text(folder.path / SAMPLE, sample)
     if cfg.train.eval_lengths:
         evaluation(cfg, dataset, model, run.hardware, run.steps, cfg.train.eval_lengths).save(folder.path)
+    if has_documents(cfg):
+        document_losses(cfg, dataset, model, run.hardware).save(folder.path)
     rows, metrics = read_cells(folder.metrics), dict(metadata.metrics)
     for row in with_numbers(rows):
         metrics |= row  # so that the last value of each stays

@@ -16,7 +16,7 @@ from tests.composing import compose_config
 def test_data_is_the_standard_library_by_default() -> None:
     data = compose_config().data
     assert isinstance(instantiate(data.source), StandardLibrary)
-    assert data.val_fraction == 0.05
+    assert data.val_fraction == 0.13
     assert data.val_tokens == 2_000_000
 
 

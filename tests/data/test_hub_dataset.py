@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 
+from llama_lab.data.build import HoldOut
 from llama_lab.data.hub_dataset import HubDataset, join_rows
 from llama_lab.data.open import _source, open_dataset
 from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
@@ -47,8 +48,8 @@ def read(**settings: Any) -> None:
 
 def opened(cache: Path, **settings: Any) -> TokenDataset:
     source = HubDataset(**settings, cache_dir=str(cache))
-    val_fraction = None if "val_split" in settings else 0.2
-    return TokenDataset.open_or_build(source, ByteTokenizer(), val_fraction, cache)
+    hold_out = HoldOut(None if "val_split" in settings else 0.2)
+    return TokenDataset.open_or_build(source, ByteTokenizer(), hold_out, cache)
 
 
 def documents(tokens: Any) -> list[str]:
@@ -225,6 +226,7 @@ def test_a_line_of_plain_text_is_never_in_memory_whole(tmp_path: Path) -> None:
 ON_THE_HUB = """
 import json, sys
 from pathlib import Path
+from llama_lab.data.build import HoldOut
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer
 from llama_lab.data.hub_dataset import HubDataset
@@ -233,7 +235,7 @@ from llama_lab.util.errors import ConfigError
 
 def opened(**settings):
     source = HubDataset("org/stories", val_split="validation", cache_dir=sys.argv[1], **settings)
-    data = TokenDataset.open_or_build(source, tokenizer, None, sys.argv[1])
+    data = TokenDataset.open_or_build(source, tokenizer, HoldOut(None), sys.argv[1])
     return [data.index.train.documents, data.index.val.documents, data.index.revisions]
 
 def refused(what):
@@ -343,5 +345,5 @@ def test_text_from_elsewhere_is_downloaded_once_and_kept_for_every_tokenizer(tmp
         server.shutdown()
     source = HubDataset(**settings, cache_dir=str(cache))
     assert "".join(source.documents()) == text
-    again = TokenDataset.open_or_build(source, CharTokenizer(), 0.2, cache)
+    again = TokenDataset.open_or_build(source, CharTokenizer(), HoldOut(0.2), cache)
     assert again.index.train.documents == first.index.train.documents

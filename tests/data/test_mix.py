@@ -14,6 +14,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from llama_lab.api import load_config
+from llama_lab.data.build import HoldOut
 from llama_lab.data.data_module import open_data_module
 from llama_lab.data.dataset import HALVES
 from llama_lab.data.mix import MixedDataset, MixedWindows, Part, balanced_order, exact_shares, open_mixture
@@ -54,7 +55,7 @@ def origin(tokens: np.ndarray) -> list[int]:
 def mixture(folder: Path, shares: tuple[str, ...] = ("0.5", "0.3", "0.2"), **settings: object) -> MixedDataset:
     files = write_corpora(folder)
     parts = {
-        f"part{i}": Part(TextFiles([str(file)], document_chars=200), 0.2, Fraction(share))
+        f"part{i}": Part(TextFiles([str(file)], document_chars=200), HoldOut(0.2), Fraction(share))
         for i, (file, share) in enumerate(zip(files, shares, strict=False))
     }
     options = {"tokenizer": ByteTokenizer(), "val_tokens": 2000, **settings}

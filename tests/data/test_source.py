@@ -97,11 +97,12 @@ def test_a_byte_order_mark_is_no_text_and_blank_lines_are_no_rows(name: str, doc
     assert list(TextFiles(name, document_chars=document_chars).documents()) == ["one"]
 
 
-def test_patterns_are_sorted_and_name_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patterns_are_sorted_without_empty_files_and_name_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["b/1.txt", "b/2.txt", "b/c/3.txt", ".hidden/a [1]*.txt"]
     for name in reversed(names):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(name)
+    Path("b/empty.txt").touch()
     assert list(TextFiles(["b/**/*.txt", "b/1.txt", names[3]]).documents()) == names
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir("/")
@@ -146,7 +147,7 @@ LONG = b"a" * 3_000_000
     ("name", "content", "message"),
     [
         ("nope.txt", None, "nope.txt]: no such file; paths are relative to "),
-        ("b/*.txt", None, "b/*.txt]: the pattern matches no file"),
+        ("b/*.txt", None, "b/*.txt]: the pattern matches no file with text"),
         ("empty.txt", b"", "empty.txt]: the file is empty; leave it out"),
         (".", None, ".]: is a folder; name the files in it, such as ./**/*.txt"),
         *((f"broken{suffix}", JSONL, f"broken{suffix}]: not a valid {suffix} file (") for suffix in ROWS),

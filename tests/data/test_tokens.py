@@ -24,8 +24,9 @@ from hypothesis import strategies as st
 
 from llama_lab.data import build as build_module
 from llama_lab.data import folders
+from llama_lab.data.build import HoldOut
 from llama_lab.data.dataset import HALVES
-from llama_lab.data.source import TextFiles
+from llama_lab.data.source import HandWrittenLibrary, TextFiles, cut
 from llama_lab.data.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer, TextTokenizer, TokenizerFactory
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.util.errors import ConfigError
@@ -174,7 +175,9 @@ def test_unigram_entropy_is_the_loss_of_the_best_constant_guess(tmp_path: Path) 
 def test_data_hash_names_the_content_wherever_it_is_from(tmp_path: Path) -> None:
     for i, text in enumerate(TEXTS):
         (tmp_path / f"{i:03}.txt").write_bytes(text.encode())
-    files = TokenDataset.open_or_build(TextFiles(f"{tmp_path}/*.txt"), ByteTokenizer(), 0.2, tmp_path / "cache")
+    files = TokenDataset.open_or_build(
+        TextFiles(f"{tmp_path}/*.txt"), ByteTokenizer(), HoldOut(0.2), tmp_path / "cache"
+    )
     assert files.index.data_hash == dataset(tmp_path, TEXTS).index.data_hash
     assert files.index.data_hash != dataset(tmp_path, TEXTS[1:]).index.data_hash
 
@@ -192,7 +195,9 @@ def test_tokens_take_two_bytes_while_every_id_fits(
 def test_progress_ends_every_phase_at_its_total_and_a_built_folder_is_opened_without_reading(tmp_path: Path) -> None:
     progress = Mock()
     source = Documents([text * 1000 for text in TEXTS[:20]])
-    built, opened = (TokenDataset.open_or_build(source, CharTokenizer(), 0.2, tmp_path, progress) for _ in range(2))
+    built, opened = (
+        TokenDataset.open_or_build(source, CharTokenizer(), HoldOut(0.2), tmp_path, progress) for _ in range(2)
+    )
     assert source.passes == 3
     assert opened.index == built.index
     ends = {phase: done for done, _, phase in (call.args for call in progress.call_args_list)}
@@ -300,16 +305,17 @@ def test_ctrl_c_leaves_neither_a_folder_nor_a_process_in_either_phase(phase: str
     texts.write_text("\n".join(sentences(20_000)))  # 4 MB
     script = """
 import sys, time
+from llama_lab.data.build import HoldOut
 from llama_lab.data.tokens import TokenDataset
 from llama_lab.data.tokenizer import BPETokenizer
-from llama_lab.data.source import TextFiles
+from llama_lab.data.source import HandWrittenLibrary, TextFiles, cut
 
 def progress(done, total, phase):
     if phase == sys.argv[3] and done:
         print(phase, flush=True)
         time.sleep(2)
 
-TokenDataset.open_or_build(TextFiles(sys.argv[1]), BPETokenizer(300), 0.2, sys.argv[2], progress)
+TokenDataset.open_or_build(TextFiles(sys.argv[1]), BPETokenizer(300), HoldOut(0.2), sys.argv[2], progress)
 """
     command = [sys.executable, "-c", script, str(texts), str(tmp_path / "cache"), phase]
     with subprocess.Popen(
@@ -340,7 +346,7 @@ class Logged(Documents):
 
 def _open_at_once(barrier, results, cache_dir: Path, log: Path) -> None:
     barrier.wait()
-    data = TokenDataset.open_or_build(Logged(TEXTS * 30, log), ByteTokenizer(), 0.2, cache_dir)
+    data = TokenDataset.open_or_build(Logged(TEXTS * 30, log), ByteTokenizer(), HoldOut(0.2), cache_dir)
     results.put((data.index.data_hash, int(data.train[:].sum()), int(data.val.sum())))
 
 
@@ -420,6 +426,47 @@ def test_two_halves_hold_every_validation_document_once_by_its_hash(tmp_path: Pa
         assert (counted.documents, counted.bytes) == (len(texts), sum(len(text.encode()) for text in texts))
         assert (counted.tokens, half.index.train) == (len(half.val) - 1, whole.index.train)
     assert len({one.index.data_hash for one in (whole, *halves)}) == 3
+
+
+def test_halves_take_the_blocks_of_every_document_in_turn_whatever_the_tokenizer(tmp_path: Path) -> None:
+    texts = [" ".join(random.Random(i).choices(TEXTS, k=20)) for i in range(40)]
+    read = [next(cut([text], 1500)) for text in documents_of(dataset(tmp_path, texts), "val")]
+    for tokenizer in TOKENIZERS:
+        whole = dataset(tmp_path, texts, tokenizer, document_chars=1500, block_chars=200)
+        assert documents_of(whole, "val") == read
+        halves = [whole.validated_on(half) for half in HALVES]
+        for number, text in enumerate(read):
+            blocks = [*cut([text], 200)]
+            own = ["".join(documents_of_tokens(half, half.predicted[half.val_documents == number])) for half in halves]
+            assert own in (["".join(blocks[i::2]) for i in (0, 1)], ["".join(blocks[i::2]) for i in (1, 0)])
+        counted = [half.index.val for half in halves]
+        assert sum(one.bytes for one in counted) == whole.index.val.bytes == sum(len(text.encode()) for text in read)
+        assert [one.tokens for one in counted] == [len(half.predicted) for half in halves]
+        assert [one.documents for one in counted] == [len(set(half.val_documents)) for half in halves]
+
+
+def documents_of_tokens(data: TokenDataset, tokens: np.ndarray) -> list[str]:
+    """The text of tokens, without ends of texts."""
+    return [data.tokenizer.decode([token for token in tokens.tolist() if token != data.tokenizer.eot_id])]
+
+
+CORPORA = {
+    "the standard library": HandWrittenLibrary(),
+    "tests": TextFiles("tests/**/*.py", document_chars=None),
+    "the package": TextFiles("llama_lab/**/*.py", document_chars=None),
+    "numpy": TextFiles(f"{Path(np.__file__).parent}/**/*.py", document_chars=None),
+    "English": TextFiles([*map(str, Path("docs").glob("*.md")), "README.md"], document_chars=4096),
+}
+
+
+@pytest.mark.parametrize("corpus", CORPORA)
+def test_both_halves_are_as_hard_for_one_model(corpus: str, tmp_path: Path) -> None:
+    hold_out = HoldOut(0.13, None, 0.5, 28672, 1024 if corpus == "English" else 4096)
+    data = TokenDataset.open_or_build(CORPORA[corpus], ByteTokenizer(), hold_out, tmp_path)
+    pairs = np.bincount(data.train[:-1].astype(int) * 257 + data.train[1:], minlength=257**2).reshape(257, 257)
+    logs = np.log((pairs + 0.1) / (pairs + 0.1).sum(1, keepdims=True))  # of a bigram model
+    losses = [-logs[half.val[:-1], half.val[1:]].mean() for half in map(data.validated_on, HALVES)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.015)
 
 
 def test_a_text_too_short_for_halves_is_refused_by_the_half_that_is(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ import hashlib
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from llama_lab.data.build import HoldOut
 from llama_lab.data.dataset import Ids
 from llama_lab.data.tokenizer import ByteTokenizer, TokenizerFactory
 from llama_lab.data.tokens import TokenDataset
@@ -53,11 +55,11 @@ def dataset(
     tokenizer: TokenizerFactory | None = None,
     val_fraction: float = 0.2,
     val_tokens: int | None = None,
+    **bounds: Any,
 ) -> TokenDataset:
-    """Build the token folder of ``texts``, or open it."""
-    return TokenDataset.open_or_build(
-        Documents(texts), tokenizer or ByteTokenizer(), val_fraction, cache_dir, val_tokens=val_tokens
-    )
+    """Build the token folder of ``texts``, or open it; bounds: of `HoldOut`."""
+    hold_out = HoldOut(val_fraction, val_tokens, **bounds)
+    return TokenDataset.open_or_build(Documents(texts), tokenizer or ByteTokenizer(), hold_out, cache_dir)
 
 
 def documents_of(data: TokenDataset, split: str) -> list[str]:

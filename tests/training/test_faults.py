@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 
+from llama_lab.data.build import HoldOut
 from llama_lab.data.source import TextFiles
 from llama_lab.data.tokenizer import ByteTokenizer
 from llama_lab.data.tokens import TokenDataset
@@ -161,7 +162,7 @@ def test_a_text_that_vanishes_while_it_is_read_is_named_and_its_return_mends_all
 
     def build(progress: Callable[[int, int, str], None]) -> TokenDataset:
         source = TextFiles([str(text) for text in texts], document_chars=500)
-        return TokenDataset.open_or_build(source, ByteTokenizer(), 0.1, cache, progress)
+        return TokenDataset.open_or_build(source, ByteTokenizer(), HoldOut(0.1), cache, progress)
 
     content = texts[1].read_text()
 

@@ -16,7 +16,8 @@ from .plan import Plan, PlannedArm
 
 # Training FLOPs of a micro-batch up to which each run has one thread. On two cores (Linux, torch 2.13, 2026-11-23) two
 # steps side by side took 0.84, 0.78, 0.79 and 0.82 of their time in turn with two threads each at 6e9, 2e10, 8e10 and
-# 9e10 (sizes nano and micro, 2 to 32 sequences), and 1.0 at 7e11 (mini, 8 sequences).
+# 9e10 (sizes nano and micro, 2 to 32 sequences), and 1.0 at 7e11 (mini, 8 sequences). In bf16 (2026-11-29): 0.78 at
+# 2e10, 0.77 and 0.88 at 4e10 (nano, micro), 0.92 at 1.5e11.
 SMALL = 1e11
 
 

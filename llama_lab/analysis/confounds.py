@@ -13,6 +13,7 @@ from . import audit
 from .comparisons import noise
 from .environments import unequal_environments, unequal_machines, unequal_texts
 from .inference import TIMED
+from .rate_choice import USEFUL
 from .result import SECOND_HALF, Result, unit_of
 from .sentences import (
     MOST_NAMES,
@@ -33,7 +34,6 @@ OPTIMIZER = "optim"
 MOST_UNMATCHED = 0.01  # difference in parameters without matching, as a fraction
 MOST_UNQUIET = 1.5  # slowest over fastest round of one measurement
 MOST_NOISE = 3.0  # standard deviation of an arm over the typical one; see docs/statistics.md
-UNIGRAM = 0.97  # fraction of the entropy of token frequencies that a useful loss is below
 
 # The conditions of a measurement of inference, by name, and as fields of an Evaluation.
 MEASURED_WITH = {"device": "device", "precision": "precision", "CPU threads": "threads", "torch": "torch"}
@@ -238,7 +238,7 @@ def _little_learned(result: Result) -> Iterator[str]:
     arms, cases = result.arms, []
     for arm in arms:
         entropies = [entropy for r in arm.records if r.done and (entropy := r.environment.unigram_entropy)]
-        if arm.loss and entropies and arm.loss.mean > UNIGRAM * min(entropies):
+        if arm.loss and entropies and arm.loss.mean > USEFUL * min(entropies):
             cases.append(f"{arm.name} ends at {number(arm.loss.mean, 3)}, these give {number(min(entropies), 3)}")
     who = "No arm has" if len(cases) == len(arms) else "Arms have not"
     what = f"{who} learned more than token frequencies, in {unit_of(arms, 'val/loss')}"

@@ -1,11 +1,12 @@
 """The learning rates that an arm was trained at, and the best of them."""
 
 import math
+from itertools import cycle
 
 import numpy as np
 import pandas as pd
 
-from .rate_choice import best_rate, chosen_rate, fitted_optimum, is_on_edge
+from .rate_choice import best_rate, chosen_rate, fitted_optimum, is_on_edge, with_collapsed
 from .result import LearningRates, estimate_of
 from .settings import RATE
 
@@ -35,11 +36,12 @@ def judged_runs(runs: pd.DataFrame) -> pd.DataFrame:
 
 def learning_rates(arm: str, runs: pd.DataFrame) -> LearningRates:
     """What an arm's runs say of its learning rates."""
-    best, ended = _best_rate(runs), runs.dropna(subset=["rate", "loss"])
+    best, ended = _best_rate(runs), _with_collapsed(runs.dropna(subset=["rate", "loss"]))
     by_rate = {rate: own["record"].tolist() for rate, own in runs.groupby("rate")}
     by_seed = ended.groupby("tunes")  # the tuning runs of each judged seed that finished or diverged
     tuned = {int(seed): dict(zip(own["rate"], own["loss"], strict=True)) for seed, own in by_seed}
-    rates = list(by_rate)
+    rates, judged = list(by_rate), judged_runs(runs)
+    in_turn = zip((record.seed for record in judged["record"]), cycle(runs["tunes"].dropna().unique()), strict=False)
     at_edge = [best_rate(losses) for losses in tuned.values() if is_on_edge(losses)]
     return LearningRates(
         arm=arm,
@@ -49,9 +51,19 @@ def learning_rates(arm: str, runs: pd.DataFrame) -> LearningRates:
         best=best,
         at_edge=at_edge if tuned else [rate for rate in (rates[0], rates[-1]) if rate == best],
         sensitivity=_sensitivity(ended),
-        chosen={seed: chosen_rate(losses) for seed, losses in tuned.items()},
-        left=_left(judged_runs(runs), ended),
+        chosen={seed: chosen_rate(tuned[tunes]) for seed, tunes in in_turn if tunes in tuned},
+        left=_left(judged, ended),
     )
+
+
+def _with_collapsed(ended: pd.DataFrame) -> pd.DataFrame:
+    """The ended runs, those of a seed that collapsed with infinite losses; see `with_collapsed`."""
+    found = ended.copy()
+    for _, own in ended.groupby([record.seed for record in ended["record"]]):
+        entropy = own["record"].iloc[0].environment.unigram_entropy
+        losses = with_collapsed(dict(zip(own["rate"], own["loss"], strict=True)), entropy)
+        found.loc[own.index, "loss"] = [losses[rate] for rate in own["rate"]]
+    return found
 
 
 def _left(judged: pd.DataFrame, ended: pd.DataFrame) -> float:
@@ -68,5 +80,5 @@ def _sensitivity(ended: pd.DataFrame) -> float:
     if not (ended["status"] == "done").any():
         return math.nan
     entropy = [record.environment.unigram_entropy or math.inf for record in ended["record"]]
-    by_rate = ended["loss"].where(ended["status"] == "done", entropy).groupby(ended["rate"]).mean()
+    by_rate = ended["loss"].where(np.isfinite(ended["loss"]), entropy).groupby(ended["rate"]).mean()
     return float(by_rate.mean() - by_rate.min())

@@ -10,6 +10,21 @@ from collections.abc import Mapping
 Losses = Mapping[float, float]
 """The final loss at each learning rate; infinite where the run diverged."""
 
+USEFUL = 0.97  # of the entropy of token frequencies, below which a loss is useful
+
+
+def with_collapsed(losses: Losses, entropy: float | None) -> Losses:
+    """The losses, infinite also where a run has collapsed: it ended nearer to `entropy` than to the best of them.
+
+    Above some rate, a model loses what it has learnt but the frequencies of tokens, and its loss stays finite. A
+    parabola through such a cliff has its optimum far from the best rate. entropy: of the frequencies, in nats per
+    token; None: not known. Nothing has collapsed where the best has learnt hardly more than these.
+    """
+    best = min(losses.values(), default=math.inf)
+    if entropy is None or best > USEFUL * entropy:
+        return losses
+    return {rate: math.inf if entropy - loss < loss - best else loss for rate, loss in losses.items()}
+
 
 def best_rate(losses: Losses) -> float:
     """The learning rate with the lowest loss; the lowest such rate if several tie, as when all diverged."""
@@ -24,6 +39,11 @@ def is_on_edge(losses: Losses) -> bool:
 def rate_beyond(losses: Losses) -> float | None:
     """The next rate beyond the edge, at the ratio of the best rate to its neighbour; None unless the best is there."""
     return rounded(best_rate(losses) ** 2 / neighbours(losses)[0]) if is_on_edge(losses) else None
+
+
+def is_beside_cliff(losses: Losses) -> bool:
+    """Whether a run at a rate next to the best one diverged, so that no parabola goes through it."""
+    return math.isfinite(min(losses.values())) and any(math.isinf(losses[rate]) for rate in neighbours(losses))
 
 
 def rates_between(losses: Losses) -> list[float]:

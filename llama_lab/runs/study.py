@@ -30,7 +30,7 @@ class Member:
     """One run of a study.
 
     folder: of the run, relative to the study's folder, or absolute. learning_rate: a tuning run's; a judged one's is in
-    its record. tunes: the judged seed of the arm whose learning rate this run helps to choose; None for a judged run.
+    its record. tunes: the first judged seed whose learning rate this run helps to choose; None for a judged run.
     """
 
     folder: str

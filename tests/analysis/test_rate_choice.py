@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from llama_lab.analysis.rate_choice import chosen_rate, fitted_optimum, rate_beyond, rates_between
+from llama_lab.analysis.rate_choice import chosen_rate, fitted_optimum, rate_beyond, rates_between, with_collapsed
 from tests.analysis.simulate_rates import CONDITIONS, ladder
 
 
@@ -56,6 +56,27 @@ def test_without_a_parabola_the_best_rate_is_judged(losses: dict[float, float]) 
 )
 def test_halfway_rates_are_tried_beside_the_best(losses: dict[float, float], expected: list[float]) -> None:
     assert rates_between(losses) == expected
+
+
+@pytest.mark.parametrize(
+    ("losses", "entropy", "collapsed"),
+    [
+        ({1e-3: 3.4, 3e-3: 3.3, 9e-3: 5.6}, 6.3, [9e-3]),
+        ({1e-3: 3.4, 3e-3: 3.3, 9e-3: 4.7}, 6.3, []),
+        ({1e-3: 3.4, 3e-3: 3.3, 9e-3: 6.9, 2.7e-2: math.inf}, 6.3, [9e-3, 2.7e-2]),
+        ({1e-3: 5.6, 3e-3: 5.7, 9e-3: 5.8}, 6.3, []),
+        ({1e-3: 6.2, 3e-3: 6.26, 9e-3: 6.4}, 6.3, []),
+        ({1e-3: math.inf, 3e-3: math.inf}, 6.3, [1e-3, 3e-3]),
+        ({1e-3: 3.4, 3e-3: 5.6}, None, []),
+    ],
+    ids=["above", "a slope", "beyond the entropy", "all alike", "nothing learnt", "all diverged", "entropy not known"],
+)
+def test_rates_that_end_nearer_to_frequencies_than_to_the_best_have_collapsed(
+    losses: dict[float, float], entropy: float | None, collapsed: list[float]
+) -> None:
+    found = with_collapsed(losses, entropy)
+    assert [rate for rate, loss in found.items() if math.isinf(loss)] == collapsed
+    assert all(found[rate] == losses[rate] for rate in losses if rate not in collapsed)
 
 
 def test_a_grid_goes_on_at_its_own_ratio() -> None:

@@ -97,7 +97,7 @@ def test_a_byte_order_mark_is_no_text_and_blank_lines_are_no_rows(name: str, doc
     assert list(TextFiles(name, document_chars=document_chars).documents()) == ["one"]
 
 
-def test_patterns_are_sorted_without_empty_files_and_name_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patterns_are_sorted_and_name_each_file_with_text_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["b/1.txt", "b/2.txt", "b/c/3.txt", ".hidden/a [1]*.txt"]
     for name in reversed(names):
         Path(name).parent.mkdir(parents=True, exist_ok=True)

@@ -61,6 +61,8 @@ def test_many_documents_are_taken_together(trained: Callable[..., Path], monkeyp
     assert pair.nats[0] == pytest.approx(sum(alone.nats[:first]), abs=0.01)
 
 
-@pytest.mark.parametrize("without", [["data.val_half=tuning"], ["objective=masked", "family=encoder", "train.sample_tokens=0"]], ids=str)
+@pytest.mark.parametrize(
+    "without", [["data.val_half=tuning"], ["objective=masked", "family=encoder", "train.sample_tokens=0"]], ids=str
+)
 def test_runs_that_nothing_is_judged_by_have_none(without: list[str], trained: Callable[..., Path]) -> None:
     assert not (trained(*without) / DocumentLosses.FILE).exists()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -49,6 +50,12 @@ class StudyCommand:
     match: str
     shared: tuple[str, ...]
     launcher: str
+
+    @property
+    def tuned_with(self) -> dict[int, int]:
+        """The first judged seed with the tuning seed of each judged seed."""
+        first: dict[int, int] = {}
+        return {seed: first.setdefault(tuning, seed) for seed, tuning in self.tuning_seeds.items()}
 
     def rates_of(self, arm: Arm) -> tuple[float, ...]:
         """The arm's grid of learning rates; empty if none are searched. Raises ConfigError unless it has one grid."""
@@ -130,7 +137,10 @@ def checked_seeds(seeds: Sequence[Any], key: str = "seeds") -> tuple[int, ...]:
 
 
 def checked_tuning_seeds(wanted: Sequence[Any] | None, seeds: Sequence[int], searches: bool) -> dict[int, int]:
-    """The tuning seed of each judged seed; empty without a search. Raises ConfigError unless all seeds are distinct."""
+    """The tuning seed of each judged seed, fewer in turn; empty without a search.
+
+    Raises ConfigError unless all seeds are distinct.
+    """
     if not searches:
         if wanted is not None:
             raise ConfigError("study.tuning_seeds: there are no rates to choose; give study.learning_rates, or null")
@@ -138,17 +148,17 @@ def checked_tuning_seeds(wanted: Sequence[Any] | None, seeds: Sequence[int], sea
     if wanted is None:
         wanted = [seed + TUNING_SEED for seed in seeds]
     tuning = checked_seeds(wanted, "tuning_seeds")
-    if len(tuning) != len(seeds):
+    if len(tuning) > len(seeds):
         raise ConfigError(
-            f"study.tuning_seeds={list(tuning)}: must have one for each of study.seeds={list(seeds)}: a seed that "
-            f"tunes several gives all of them the same error"
+            f"study.tuning_seeds={list(tuning)}: are more than the judged ones, study.seeds={list(seeds)}, which take "
+            f"one each in turn; leave some out"
         )
     if both := sorted({*seeds} & {*tuning}):
         raise ConfigError(
             f"study.tuning_seeds={list(tuning)}: {', '.join(map(str, both))} would be judged too (study.seeds), and a "
             f"rate chosen on judged runs biases the comparison; give other seeds"
         )
-    return dict(zip(seeds, tuning, strict=True))
+    return dict(zip(seeds, cycle(tuning), strict=False))
 
 
 def checked_rates(rates: Any, name: str) -> tuple[float, ...]:

@@ -391,6 +391,7 @@ def with_runs(command: StudyCommand, planned: PlannedArm) -> PlannedArm:
     tuning = tuple(
         plan_tuning(command, planned, rate, by, seed)
         for seed, by in command.tuning_seeds.items()
+        if command.tuned_with[seed] == seed
         for rate in command.rates_of(planned.arm)
     )
     rates = len(command.rates_of(planned.arm))

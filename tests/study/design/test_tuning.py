@@ -52,6 +52,6 @@ def test_the_edge_of_a_cliff_is_searched_once_more(tiny: list[str], monkeypatch:
     assert tried == {1001: [1e-3, 3e-3, 9e-3, 1.732e-3, 5.196e-3, 2.279e-3, 3.948e-3]}
     assert judged == {1: 3.948e-3}
     tried, judged = tuned(
-        tiny, monkeypatch, lambda rate, seed: loss(rate, seed) + 0.9 * (rate < 4e-3), "study.seeds=[1]"
+        tiny, monkeypatch, lambda rate, seed: loss(rate, seed) + 1.2 * (rate < 4e-3), "study.seeds=[1]"
     )
     assert len(tried[1001]) == 5, "it is no cliff"

@@ -3,8 +3,9 @@
     python -m tests.analysis.simulate_rates --studies 4000
 
 prints the table of docs/statistics.md. The optimum of each arm lies anywhere within 1.5 steps of the grid's middle; its
-loss rises with the distance from there, in grid steps, as the condition says. Runs have noise, tuning runs too. The
-last row has all arms at their optima: what the others have above it comes from the rates.
+loss rises with the distance from there, in grid steps, as the condition says. Runs have noise, tuning runs too. Where
+one arm has a cliff beside its optimum, its optimum lies within one step of the middle, so that some rate of the grid is
+on its right side. The last row has all arms at their optima: what the others have above it comes from the rates.
 """
 
 import argparse
@@ -15,7 +16,15 @@ from functools import partial
 
 import numpy as np
 
-from llama_lab.analysis.rate_choice import best_rate, chosen_rate, rate_beyond, rates_between
+from llama_lab.analysis.rate_choice import (
+    Losses,
+    best_rate,
+    chosen_rate,
+    is_beside_cliff,
+    rate_beyond,
+    rates_between,
+    with_collapsed,
+)
 from llama_lab.analysis.statistics import judge
 from llama_lab.study.design.tuning import MOST_EXTENSIONS
 from tests.analysis.simulate import ARMS, LADDER, rate
@@ -24,16 +33,24 @@ GRID = (1e-3, 3e-3, 9e-3)
 STEP = math.log(3)
 FARTHEST = 1.5  # grid steps from the middle of the grid to an optimum
 SIGNS = np.array([[(i == arm) - (i == against) for i in range(ARMS)] for arm, against in LADDER])
+COLLAPSED, ENTROPY = 130.0, 150.0  # above the optimum's loss, in sd, as in the ladder's vanilla arm
 PUBLISHED = 2_000_000  # the seed of the published rows; others were used to choose the method
 
 
 @dataclass(frozen=True)
 class Condition:
-    """excess: of the loss over the optimum's, in sd, by the distance from it in grid steps."""
+    """excess: of the loss over the optimum's, in sd, by the distance from it in grid steps.
+
+    cliff: the factor of its optimum beyond which the fourth arm collapses. tuning_seeds: as `study.tuning_seeds`;
+    None: one for each judged seed. knows_cliffs: whether collapsed runs count as diverged.
+    """
 
     name: str
     excess: Callable[[float], float]
     is_refined: bool = True
+    cliff: float | None = None
+    tuning_seeds: int | None = None
+    knows_cliffs: bool = True
 
 
 def parabola(curvature: float, distance: float) -> float:
@@ -58,23 +75,37 @@ CONDITIONS = (
     Condition("as studies tune, 20 sd", partial(parabola, 20)),
     Condition("20 sd, steeper above the optimum", partial(steeper_above, 20)),
     Condition("20 sd, runs diverge from a factor of 2.2 above the optimum", partial(diverging, 20)),
+    Condition("20 sd, an arm collapses 1.12 times above its optimum", partial(parabola, 20), cliff=1.12),
+    Condition("the same, 1.12 times below", partial(parabola, 20), cliff=1 / 1.12),
+    Condition("the same, above, two tuning seeds in turn", partial(parabola, 20), cliff=1.12, tuning_seeds=2),
+    Condition("the same, above, and collapsed runs count", partial(parabola, 20), cliff=1.12, knows_cliffs=False),
     Condition("all arms at their optima", partial(parabola, 0)),
 )
 
 
-def tune(condition: Condition, optimum: float, noise: Callable[[], float]) -> tuple[float, int]:
-    """The excess loss at the rate that one tuning seed chooses, in sd, and the number of its runs."""
+def has_collapsed(condition: Condition, ratio: float) -> bool:
+    """Whether a run at such a ratio of its rate to the optimum is beyond the cliff."""
+    return condition.cliff is not None and (ratio > condition.cliff if condition.cliff > 1 else ratio < condition.cliff)
 
-    def excess(rate: float) -> float:
-        return condition.excess(math.log(rate / optimum) / STEP)
+
+def tune(condition: Condition, excess: Callable[[float], float], noise: Callable[[], float]) -> tuple[float, int]:
+    """The excess loss at the rate that one tuning seed chooses, in sd, and the number of its runs.
+
+    excess: in sd, by the rate.
+    """
+
+    def seen(losses: Losses) -> Losses:
+        return with_collapsed(losses, ENTROPY if condition.knows_cliffs else None)
 
     losses = {rate: excess(rate) + noise() for rate in GRID}
-    while len(losses) < len(GRID) + MOST_EXTENSIONS and (beyond := rate_beyond(losses)):
+    while len(losses) < len(GRID) + MOST_EXTENSIONS and (beyond := rate_beyond(seen(losses))):
         losses[beyond] = excess(beyond) + noise()
     if not condition.is_refined:
         return excess(best_rate(losses)), len(losses)
-    losses |= {rate: excess(rate) + noise() for rate in rates_between(losses)}
-    return excess(chosen_rate(losses)), len(losses)
+    losses |= {rate: excess(rate) + noise() for rate in rates_between(seen(losses))}
+    if is_beside_cliff(seen(losses)):
+        losses |= {rate: excess(rate) + noise() for rate in rates_between(seen(losses))}
+    return excess(chosen_rate(seen(losses))), len(losses)
 
 
 def is_reported(losses: np.ndarray) -> bool:
@@ -85,9 +116,20 @@ def is_reported(losses: np.ndarray) -> bool:
 
 def ladder(condition: Condition, random: np.random.Generator, seeds: int) -> tuple[np.ndarray, float]:
     """The excess losses of the judged runs of a ladder, (arms, seeds) in sd, and the tuning runs for each."""
-    optima = GRID[1] * 3 ** random.uniform(-FARTHEST, FARTHEST, ARMS)
-    tuned = np.array([[tune(condition, own, random.standard_normal) for _ in range(seeds)] for own in optima])
-    return tuned[..., 0], float(tuned[..., 1].mean())
+    farthest = FARTHEST if condition.cliff is None else 1
+    optima = GRID[1] * 3 ** random.uniform(-farthest, farthest, ARMS)
+    tuning_seeds = condition.tuning_seeds or seeds
+    tuned = np.empty((ARMS, tuning_seeds, 2))
+    for arm, optimum in enumerate(optima):
+
+        def excess(rate: float, arm: int = arm, optimum: float = optimum) -> float:
+            if arm == 3 and has_collapsed(condition, rate / optimum):
+                return COLLAPSED
+            return condition.excess(math.log(rate / optimum) / STEP)
+
+        tuned[arm] = [tune(condition, excess, random.standard_normal) for _ in range(tuning_seeds)]
+    in_turn = np.arange(seeds) % tuning_seeds
+    return tuned[:, in_turn, 0], float(tuned[..., 1].sum() / ARMS / seeds)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from llama_lab.analysis.analyse import analyse
 from llama_lab.analysis.result import ArmResult, Result
 from llama_lab.analysis.statistics import judge
 from llama_lab.report.tables import tables
+from llama_lab.runs.evaluation import DocumentLosses
 from llama_lab.runs.study import ArmSpeed, Study, StudySpeed
 from llama_lab.util.formatting import MINUS
 from tests.analysis.synthetic import (
@@ -181,6 +182,19 @@ def test_a_margin_shows_which_changes_are_too_small_to_matter(tmp_path: Path) ->
     wide, narrow = (analyse(replace(study, margin=margin), tmp_path).answer for margin in (0.02, limits[0] / 2))
     assert "same changes the loss by less than study.margin=0.02 nats per token." in wide
     assert any(sentence.startswith("No change is shown to be within study.margin=") for sentence in narrow)
+
+
+def test_a_difference_that_other_documents_might_not_show_is_said_to_be_of_these(tmp_path: Path) -> None:
+    write_study(tmp_path, {"vanilla": 0.0, "prenorm": -0.2, "rope": -0.3})
+    gains = {"vanilla": np.zeros(60), "prenorm": np.full(60, 0.2), "rope": np.r_[6.0, np.zeros(59)]}
+    for name, seed in itertools.product(gains, (1, 2, 3)):
+        documents = DocumentLosses(tokens=[100] * 60, nats=(100 * (4 - gains[name])).tolist())
+        documents.save(tmp_path / name / f"seed={seed}")
+    result = analyse(Study.load(tmp_path), tmp_path)
+    assert any(line.startswith("Of these documents only: rope; over other") for line in result.answer)
+    table = tables(result)["differences"]
+    column = table.head.index("Over documents")
+    assert [row[column].split()[0] for row in table.rows] == [f"{MINUS}0.20", "+0.10", f"{MINUS}0.10"]
 
 
 def test_where_tokenizers_differ_arms_are_compared_in_bits_alone(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from llama_lab.analysis.analyse import analyse
+from llama_lab.analysis.result import Result
 from llama_lab.config.grammar import override_key
 from llama_lab.config.messages import exit_with
 from llama_lab.config.schema import CHANGEABLE, belongs
@@ -26,7 +27,7 @@ from llama_lab.util.formatting import duration
 from .archive import ENDED, beside, changed_arms, pack, rows_of, unpack
 from .book import Judged, write_pages
 from .claim import Claim, all_claims
-from .judging import judge, recompute, verdict
+from .judging import confirmed, judge, recompute, verdict
 from .planning import changed_loss, is_of_other_data, plan_of, seconds, too_large
 
 CLAIMS, PAGES, FRONT = Path("claims"), Path("docs/claims"), Path("README.md")
@@ -125,12 +126,11 @@ def archive_of(claim: Claim, device: str) -> Path:
 def judged(claim: Claim) -> list[Judged]:
     """The verdicts on a claim by what is kept: on each kind of device, or on its figures."""
     found = [Judged("", [(figure, recompute(figure)) for figure in claim.figures])] if claim.figures else []
-    for archive in sorted((CLAIMS / claim.name).glob("*.csv")):
-        with TemporaryDirectory() as name:
-            folder = Path(name)
-            unpack(archive, folder, claim.config_dir)
-            result = analyse(Study.load(folder), folder)
-        verdicts = [(said, verdict(said, result)) for said in claim.statements]
+    archives = sorted((CLAIMS / claim.name).glob("*.csv"))
+    results = [result_of(claim, archive) for archive in archives]
+    by_statement = [confirmed([verdict(said, result) for result in results], results) for said in claim.statements]
+    for place, (archive, result) in enumerate(zip(archives, results, strict=True)):
+        verdicts = [(said, of_studies[place]) for said, of_studies in zip(claim.statements, by_statement, strict=True)]
         rows = rows_of(archive)
         spent, dates = sum(row.get("summary.seconds", 0.0) for row in rows), sorted({row["date"] for row in rows})
         span = " to ".join(dict.fromkeys((dates[0], dates[-1])))
@@ -138,6 +138,14 @@ def judged(claim: Claim) -> list[Judged]:
     if claim.study and not any(one.device for one in found):
         found.append(Judged("", [(said, judge(said, None)) for said in claim.statements]))
     return found
+
+
+def result_of(claim: Claim, archive: Path) -> Result:
+    """The analysis of the study that an archive holds."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        unpack(archive, folder, claim.config_dir)
+        return analyse(Study.load(folder), folder)
 
 
 def stale(claim: Claim, archive: Path, plan: Plan | None = None) -> str:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from llama_lab.analysis.power import LEVEL
 from llama_lab.analysis.result import Result
+from llama_lab.analysis.settings import TOKENS
 from llama_lab.report.figures import figure, forest
 from llama_lab.report.markup import markdown_table
 from llama_lab.report.tables import tables
 from llama_lab.util.chart import Spec, render
 from llama_lab.util.files import replace_text
-from llama_lab.util.formatting import count
+from llama_lab.util.formatting import UNKNOWN, count, short
 
 from .claim import Claim, Figure, Statement
 from .judging import WORDS, Verdict
@@ -29,6 +30,15 @@ class Judged:
     hours: float = 0.0
     dates: str = ""
     stale: str = ""
+
+    @property
+    def scale(self) -> str:
+        """How large the models and the text are that the verdicts are about; empty of what was not run."""
+        run = next(iter(self.result.started), None) if self.result else None
+        if run is None:
+            return ""
+        params, tokens = short(run.costs.get("params")), short(run.config.get(TOKENS))
+        return f"{params} parameters, {tokens} tokens of {run.environment.choices.get('data', UNKNOWN)}"
 
     @cached_property
     def picture(self) -> tuple[Spec, str] | None:
@@ -46,6 +56,10 @@ HEAD = (
     "# Claims\n\n`python -m llama_lab.claims` makes this page. Speeds on the pages of claims are tokens per second: "
     "means of rounds in turn, the lowest and the highest. Verdicts on speeds, averages and longer contexts rest on "
     "single paired t-tests. Each page says which arm is subtracted from which, and when its rules were stated.\n\n"
+    "A verdict is about models of the scale that stands beside it. Losses of arms that share one learning rate hold at "
+    "that rate, or decide nothing. What contradicts its source is listed as found once, until a study with other seeds "
+    "and other text finds it again. [Figures](figures.md) that texts state, and that are computed, have a page of "
+    "their own; [older results](older.md) are on another text and by older rules.\n\n"
 )
 Book = Mapping[str, tuple[Claim, Sequence[Judged]]]
 """Each claim by name, with what was found."""
@@ -91,6 +105,7 @@ def study_lines(judged: Judged, result: Result) -> list[str]:
     tests = "" if result.tests == "none" else f"; intervals of losses are those of {result.tests}"
     shown = tables(result)
     return [
+        f"Verdicts are about models of {judged.scale}.\n",
         *(markdown_table(replace(shown[slug], caption="")).rstrip() + "\n" for slug in TABLES if slug in shown),
         f"{machine}, {judged.dates}, {judged.hours:.1f} hours of training{tests}.",
         "",
@@ -105,25 +120,27 @@ def table(book: Book, most: int, pages: str = "") -> str:
     pages: the folder of the pages that it points to, with a slash.
     """
     rows = [
-        (found, claim, said, one.device)
+        (found, claim, said, one)
         for claim, judged in book.values()
         for one in judged
         for said, found in one.verdicts
+        if isinstance(said, Statement)
     ]
     rows.sort(key=lambda row: WORDS.index(row[0].word))
     words = Counter(found.word for found, *_ in rows)
-    ran = sum(found.word != "not run" and isinstance(said, Statement) for found, _, said, _ in rows)
+    ran = len(rows) - words["not run"]
     lines = [
-        f"{count(len(rows), 'statement')} ({'; '.join(f'{word}: {n}' for word, n in words.items())}). Of the "
-        f"{ran} that were run, each tested at 5%, at most {LEVEL * ran:.1f} are expected to find what is not there.",
+        f"{count(len(rows), 'statement')} ({'; '.join(f'{word}: {n}' for word, n in words.items())}). Each of the "
+        f"{ran} that were run is tested at 5%: if nothing differed, we would expect at most {LEVEL * ran:.1f} false "
+        "verdicts. A test at 5% covers noise between seeds, not a rate that one arm happens to like.",
         "",
-        "| verdict | statement | source | found |",
-        "|---|---|---|---|",
+        "| verdict | statement | source | found | scale |",
+        "|---|---|---|---|---|",
     ]
     lines += [
-        f"| {' on a '.join(filter(None, (found.word, device.upper())))} | [{said.text}]({pages}{claim.name}.md) "
-        f"| {said.source} | {found.why} |"
-        for found, claim, said, device in rows[:most]
+        f"| {' on a '.join(filter(None, (found.word, one.device.upper())))} | [{said.text}]({pages}{claim.name}.md) "
+        f"| {said.source} | {found.why} | {one.scale} |"
+        for found, claim, said, one in rows[:most]
     ]
     return "\n".join(lines) + "\n"
 

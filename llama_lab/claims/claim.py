@@ -20,8 +20,8 @@ class Statement:
 
     expects: of the quantity of `arm`. size: the change that is claimed, negative if it is lower; None: a direction
     alone. margin: the largest change that does not matter. quantity: the loss, in nats per token: of the last weights,
-    of the average of `arm`'s against the last ones of `against`, or in the longest windows evaluated; or the natural
-    logarithm of the speed of training or decoding (`ArmSpeed`).
+    of the average of `arm`'s against the last ones of `against`, or its change from the trained length to the longest
+    windows evaluated; or the natural logarithm of the speed of training or decoding (`ArmSpeed`).
     """
 
     text: str

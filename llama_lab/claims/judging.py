@@ -17,12 +17,25 @@ from .claim import Figure, Statement
 from .facts import FACTS
 
 # What contradicts the source comes first.
-Word = Literal["opposite", "does not hold", "direction holds, size does not", "holds", "not decided", "not run"]
+Word = Literal[
+    "opposite",
+    "does not hold",
+    "opposite, once",
+    "does not hold, once",
+    "direction holds, size does not",
+    "holds",
+    "holds at one rate",
+    "not decided",
+    "not run",
+]
 WORDS = get_args(Word)
+# A study that contradicts the source is repeated with other seeds and other text before it counts.
+ONCE: dict[Word, Word] = {"opposite": "opposite, once", "does not hold": "does not hold, once"}
+REPEATED: dict[Word, Word] = {once: word for word, once in ONCE.items()}
 UNITS = {
     "loss": "{unit}, {n} seeds",
     "average": "{unit} of an average of the weights, {n} seeds",
-    "longest": "{unit} in the longest windows evaluated, {n} seeds",
+    "longest": "{unit} from the trained length to the longest windows evaluated, {n} seeds",
     "train": "in the logarithm of training speed, {n} rounds",
     "decode": "in the logarithm of decoding speed, {n} rounds",
     "decode_batch": f"in the logarithm of the speed of decoding {BATCH} sequences, {{n}} rounds",
@@ -40,7 +53,42 @@ class Verdict:
 
 
 def verdict(said: Statement, result: Result) -> Verdict:
-    """The verdict on a statement by a study."""
+    """The verdict on a statement by one study.
+
+    Losses of different arms that have one learning rate say only whether the statement holds at that rate.
+    """
+    found = by_interval(said, result)
+    is_tuned = any(of_arm.chosen for of_arm in result.learning_rates)
+    if said.quantity not in ("loss", "longest") or is_tuned or found.word in ("not decided", "not run"):
+        return replace(found, word=ONCE.get(found.word, found.word))
+    if found.word == "holds":
+        return replace(found, word="holds at one rate")
+    return Verdict("not decided", f"{found.why}; at one rate, at which it is {found.word}")
+
+
+def confirmed(verdicts: Sequence[Verdict], results: Sequence[Result]) -> list[Verdict]:
+    """The verdicts of several studies on one statement, those repeated where another has the same.
+
+    The other study needs other seeds and other text.
+    """
+    texts = [{run.environment.data_hash for run in result.started} for result in results]
+
+    def is_repeated(one: int) -> bool:
+        return any(
+            verdicts[one].word == verdicts[other].word
+            and not {*results[one].seeds} & {*results[other].seeds}
+            and not texts[one] & texts[other]
+            for other in range(len(verdicts))
+        )
+
+    return [
+        replace(found, word=REPEATED[found.word]) if found.word in REPEATED and is_repeated(one) else found
+        for one, found in enumerate(verdicts)
+    ]
+
+
+def by_interval(said: Statement, result: Result) -> Verdict:
+    """The verdict on a statement by a study, whatever its learning rates and repetitions."""
     found = comparison(said, result)
     arms = [arm for arm in result.arms if arm.name in (said.arm, said.against)]
     if said.quantity in LOSSES:
@@ -93,8 +141,9 @@ def values(quantity: str, arm: ArmResult, result: Result) -> dict[int, float]:
     if metric := {"average": "val/ema_loss", "last": "val/loss"}.get(quantity):
         return {run.seed: run.summary[metric] for run in arm.records if metric in run.summary}
     if quantity == "longest":
-        last = {run.seed: one.loss for run in arm.records for one in run.evaluation.lengths}
-        return {seed: loss for seed, loss in last.items() if loss is not None}
+        found = {run.seed: [one.loss for one in run.evaluation.lengths] for run in arm.records}
+        ends = {seed: (losses[0], losses[-1]) for seed, losses in found.items() if losses}
+        return {seed: last - first for seed, (first, last) in ends.items() if first is not None and last is not None}
     measured = result.speed.arms.get(arm.name) if result.speed else None
     return {i: math.log(speed) for i, speed in enumerate(getattr(measured, quantity, []))}
 
@@ -106,7 +155,8 @@ def judge(
 
     found: its two arms, whose interval is that of the family of all that are tested together; None: not run.
     detectable: the difference that such a study finds with 80% power; nothing is decided on a smaller one. Equality is
-    an interval of 95% within the margin: two one-sided tests at 2.5% (Schuirmann 1987).
+    an interval of 95% within the margin: two one-sided tests at 2.5% (Schuirmann 1987). A direction is an interval
+    beyond the margin.
     """
     if found is None or found.change.n < 2:
         return Verdict("not run", "")
@@ -124,7 +174,7 @@ def judge(
             return Verdict("does not hold", f"{seen}; beyond {margin:g}")
         return undecided(seen, detectable)
     is_excluded = size is not None and not change.low <= size <= change.high
-    if change.significant:
+    if change.significant and min(abs(change.low), abs(change.high)) > margin:
         if change.verdict != statement.expects:
             return Verdict("opposite", seen)
         word: Word = "direction holds, size does not" if is_excluded else "holds"

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from llama_lab.analysis.result import ArmResult, Comparison, Result
+from llama_lab.analysis.result import ArmResult, Comparison, LearningRates, Result
 from llama_lab.analysis.statistics import Estimate, paired_difference
 from llama_lab.claims.claim import Figure, Statement
-from llama_lab.claims.judging import Verdict, comparison, judge, recompute, verdict
+from llama_lab.claims.judging import Verdict, comparison, confirmed, judge, recompute, verdict
 from llama_lab.runs.evaluation import Evaluation, LengthLoss
 from llama_lab.runs.record import Record
 from llama_lab.runs.stored import Environment
@@ -39,6 +40,8 @@ CASES = {
     ("lower", None, -0.1, 0.05): "holds",
     ("lower", None, 0.1, 0.05): "opposite",
     ("lower", None, 0.001, 0.005): "does not hold",
+    ("lower", None, -0.014, 0.001): "does not hold",  # it is lower by less than matters
+    ("lower", None, -0.022, 0.01): "not decided",
     ("lower", None, -0.03, 0.1): "not decided",
     ("higher", 0.1, -0.11, 0.03): "opposite",
     ("lower", -0.1, -0.11, 0.03): "holds",
@@ -66,7 +69,7 @@ def test_what_was_not_run_has_no_verdict() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expects", "mean", "word"), [("lower", 0.0, "holds"), ("lower", 0.0, "opposite"), ("equal", 0.02, "holds")]
+    ("expects", "mean", "word"), [("lower", -0.02, "holds"), ("lower", 0.02, "opposite"), ("equal", 0.02, "holds")]
 )
 def test_a_wrong_verdict_is_as_rare_as_its_level(expects: str, mean: float, word: str) -> None:
     draws = np.random.default_rng(0).normal(mean, 0.01, size=(2000, len(SEEDS)))
@@ -108,6 +111,55 @@ def with_losses(*more: Record) -> Result:
     return study_of(**arms)
 
 
+def tuned(study: Result) -> Result:
+    """The study with a rate of its own for each arm."""
+    rates = [LearningRates(arm.name, [], [], [], 1e-3, [], 0.0, chosen={1: 1e-3}) for arm in study.arms]
+    return replace(study, learning_rates=tuple(rates))
+
+
+@pytest.mark.parametrize(("mean", "word"), [(-0.1, "holds"), (0.1, "opposite"), (0.001, "does not hold")])
+def test_losses_at_one_rate_for_all_arms_contradict_nobody(mean: float, word: str) -> None:
+    study = replace(with_losses(), pairs=(simulated(mean, 0.005),))
+    at_one, at_own = verdict(statement("lower"), study), verdict(statement("lower"), tuned(study))
+    assert at_own.word == (word if word == "holds" else f"{word}, once")
+    if word == "holds":
+        assert at_one == replace(at_own, word="holds at one rate")
+    else:
+        assert at_one == Verdict("not decided", f"{at_own.why}; at one rate, at which it is {word}")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "text", "other", "word"),
+    [
+        ((4, 5), "two", "opposite, once", "opposite"),
+        ((4, 5), "one", "opposite, once", "opposite, once"),
+        ((2, 3), "two", "opposite, once", "opposite, once"),
+        ((4, 5), "two", "not decided", "opposite, once"),
+    ],
+    ids=["repeated", "the same text", "a common seed", "another verdict"],
+)
+def test_what_contradicts_a_source_is_repeated_with_other_seeds_and_text(
+    seeds: tuple[int, ...], text: str, other: Any, word: str
+) -> None:
+    def study(seeds: tuple[int, ...], text: str) -> Result:
+        run = Record(Path(), "new", 1, "done", environment=Environment(data_hash=text))
+        return replace(with_losses(), seeds=seeds, records=(run,))
+
+    found = [Verdict("opposite, once", ""), Verdict(other, "")]
+    assert confirmed(found, [study((1, 2), "one"), study(seeds, text)])[0].word == word
+    assert confirmed(found[:1], [study((1, 2), "one")])[0].word == "opposite, once"
+
+
+def test_extrapolation_is_the_change_from_the_trained_length() -> None:
+    study = with_losses()
+    worse = Evaluation(lengths=[LengthLoss(8, 5.0), LengthLoss(16, 5.0)])  # at any length
+    flat = [replace(run, evaluation=worse) for run in study.arms[0].records]
+    arms = (replace(study.arms[0], records=tuple(flat)), study.arms[1])
+    found = comparison(replace(statement("higher"), quantity="longest"), replace(study, arms=arms))
+    assert found is not None
+    assert found.change.mean == pytest.approx(1 - np.mean(LOSSES["old"]))
+
+
 def test_speeds_are_judged_by_the_logarithm_of_their_ratio_over_rounds() -> None:
     said = replace(statement("lower", math.log(0.8)), quantity="train")
     found = comparison(said, with_losses())
@@ -124,14 +176,14 @@ def test_a_pair_of_arms_is_found_in_either_order() -> None:
     assert comparison(statement("lower"), study) == found
     other = replace(statement("higher"), arm="old", against="new")
     assert found.nats is not None
-    assert verdict(statement("lower"), study).word == verdict(other, study).word == "holds"
+    assert verdict(statement("lower"), study).word == verdict(other, study).word == "holds at one rate"
     assert f"+{-found.nats.low:.3f}]" in verdict(other, study).why
 
 
 @pytest.mark.parametrize("quantity", ["longest", "average"])
 def test_losses_of_longer_windows_and_of_averages_are_paired_by_seed(quantity: str) -> None:
     said = replace(statement("higher"), quantity=quantity)
-    assert verdict(said, with_losses()).word == "holds"
+    assert verdict(said, tuned(with_losses())).word == "holds"
     assert verdict(replace(said, arm="another"), with_losses()).word == "not run"
 
 
@@ -163,7 +215,7 @@ def test_a_probe_that_neither_arm_has_learned_decides_nothing(share: float, word
     for name, accuracy in {"new": 0.2, "old": share}.items():
         run = Record(Path(), name, 1, "done", environment=probe)
         arms[name] = ArmResult(Arm(name, {}), (), (run,), None, None, accuracy=Estimate(4, accuracy))
-    study = replace(study_of(**arms), pairs=(Comparison("new", "old", (0, 1, 2, 3), nats, nats),))
+    study = tuned(replace(study_of(**arms), pairs=(Comparison("new", "old", (0, 1, 2, 3), nats, nats),)))
     found = verdict(statement("higher"), study)
     assert found.word == word
     assert ("per answer" in found.why) == (word == "holds")

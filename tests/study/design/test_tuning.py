@@ -12,7 +12,12 @@ from llama_lab.study.design.tuning import resolve_rates
 from tests.study.planning import planned_study
 
 ENTROPY = 6.0
-STUDY = ["study=options", "study.axis=norm", "study.options=[rmsnorm,layernorm]", "study.learning_rates=[1e-3,3e-3,9e-3]"]
+STUDY = [
+    "study=options",
+    "study.axis=norm",
+    "study.options=[rmsnorm,layernorm]",
+    "study.learning_rates=[1e-3,3e-3,9e-3]",
+]
 
 
 def tuned(

@@ -23,6 +23,9 @@ from llama_lab.training.module import LanguageModel
 from .decoders import build_decoder
 
 
+INITIAL = ("model.init.std=0.02", "model.embedding.std=0.02", "optim.lr=2e-3")  # as the other libraries have
+
+
 @dataclass(frozen=True)
 class Spec:
     """What a contender does: with the Llama of a config with these overrides.
@@ -40,7 +43,7 @@ class Spec:
     @property
     def config(self) -> DictConfig:
         """The config whose sizes, batches and optimizer all contenders take."""
-        return load_config(self.overrides)
+        return load_config((*INITIAL, *self.overrides))
 
 
 class Contender:

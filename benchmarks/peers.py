@@ -46,7 +46,7 @@ class Preset:
 
 PRESETS = {
     "small": Preset((*SMALL, "model.max_seq_len=256", "train.batch_size=8")),
-    "default": Preset(("model.vocab_size=4096",)),  # of its tokenizer
+    "default": Preset(("model.vocab_size=4096", "train.batch_size=16")),  # of its tokenizer
     "tiny": Preset((*TINY, "train.batch_size=2"), 1, steps=2, texts=1, prompt=4, new_tokens=8, product=64),
 }
 

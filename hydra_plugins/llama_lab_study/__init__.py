@@ -10,6 +10,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig
 
 if TYPE_CHECKING:
+    from llama_lab.analysis.result import Result
     from llama_lab.config.trust import Trust
 
 
@@ -31,14 +32,14 @@ class StudySweeper(Sweeper):
         execute(self.config, self.hydra_context, list(arguments), study_task, report)
 
 
-def report(folder: Path, trust: "Trust", logger: DictConfig | None) -> bool:
-    """Write a study's report, and log it where `logger` says; False if a run failed, or a judged one diverged."""
+def report(folder: Path, trust: "Trust", logger: DictConfig | None) -> "Result":
+    """Write a study's report, and log it where `logger` says."""
     from llama_lab.report.write import log_report, write_report  # after the runs: SciPy takes a second
 
     result = write_report(folder, trust)
     if logger and logger.wandb:
         log_report(result, folder, logger)
-    return all(run.status == "diverged" and member.tunes is not None for member, run in result.unfinished)
+    return result
 
 
 ConfigStore.instance().store(

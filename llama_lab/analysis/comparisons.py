@@ -17,6 +17,7 @@ from .result import BITS, Comparison, Interaction, Loss, Result, common_losses, 
 from .sentences import divergence
 from .statistics import Effect, PairedDifference, contrast_name, describe, factorial_effects, judge, seeds_needed
 
+NO_LEVEL_LEFT = "seeds were added after a report that spent the whole level of 5%"
 Judged = Mapping[str, Sequence[Record]]  # the runs that each arm is judged by
 Table = Mapping[Loss, pd.DataFrame]  # of `final_losses`
 
@@ -28,23 +29,28 @@ def compare_arms(study: Study, judged: Judged, losses: Table, metric: Loss, is_f
     """
     pairs = [*study.steps, *study.to_baseline, *study.family]
     found = {pair: c for pair in pairs if (c := _compare(*pair, judged, losses, metric))}
+    shares = {pair: study.level_share(len(c.seeds)) for pair, c in found.items()}
+    for pair, c in found.items():
+        if shares[pair] == 0:
+            found[pair] = replace(c, untested=c.untested or NO_LEVEL_LEFT)
     testable = {pair for pair, c in found.items() if not c.untested and c.change.sd > 0}
     tested = [pair for pair in dict.fromkeys((*study.family, *study.ends)) if pair in testable]
-    for pair, test in zip(tested, judge_pairs(losses[metric], tested), strict=True):
+    tests = judge_pairs(losses[metric], tested, [shares[pair] for pair in tested])
+    for pair, test in zip(tested, tests, strict=True):
         c = found[pair]
         # With one tokenizer, the two units differ by a factor.
         bits = c.bits and c.bits.with_test(test, c.bits.sd / c.change.sd)
         c = replace(c, nats=c.nats and c.nats.with_test(test), bits=bits)
         is_needed = is_final and test.mean and not test.significant
-        found[pair] = replace(c, seeds_needed=seeds_needed(test, len(tested))) if is_needed else c
+        found[pair] = replace(c, seeds_needed=seeds_needed(test, len(tested) / shares[pair])) if is_needed else c
     return found
 
 
-def judge_pairs(table: pd.DataFrame, pairs: Sequence[Pair]) -> list[PairedDifference]:
-    """Test the differences between columns as one family, each over the rows that both have."""
+def judge_pairs(table: pd.DataFrame, pairs: Sequence[Pair], shares: Sequence[float] = ()) -> list[PairedDifference]:
+    """Test the differences between columns as one family, each over the rows that both have. shares: see `judge`."""
     samples = [(table[arm] - table[against]).dropna().to_numpy() for arm, against in pairs]
     signs = np.array([[(name == arm) - (name == against) for name in table] for arm, against in pairs])
-    return judge(samples, signs @ signs.T / 2) if pairs else []
+    return judge(samples, signs @ signs.T / 2, shares) if pairs else []
 
 
 def _compare(arm: str, against: str, judged: Judged, losses: Table, metric: Loss) -> Comparison | None:
@@ -70,16 +76,40 @@ def _compare(arm: str, against: str, judged: Judged, losses: Table, metric: Loss
 
 
 def noise(result: Result) -> dict[str, float]:
-    """Each arm's standard deviation over the typical one, beyond what the median arm of its size does at each seed.
+    """Each arm's standard deviation over the typical one; empty for fewer than three arms. See `deviations`."""
+    spread = deviations(result).std()
+    spread = spread[spread > 0]
+    return dict(spread / spread.median()) if len(spread) > 2 else {}
 
-    Without arms that diverged; empty for fewer than three arms.
+
+def in_two_groups(result: Result) -> dict[str, list[float]]:
+    """The sorted losses of each arm whose seeds fall into two groups, whose mean describes neither.
+
+    The gap between them is wider than three times either group, and than five typical standard deviations. See
+    `deviations`; empty for fewer than three arms or seeds.
     """
+    found = deviations(result)
+    typical = found.std().median()
+    apart = {}
+    for name, column in found.items() if len(found.columns) > 2 else ():
+        values = np.sort(column.dropna())
+        gaps = np.diff(values)
+        if len(gaps) < 2:
+            continue
+        place = int(gaps.argmax())
+        widest = max(np.ptp(values[: place + 1]), np.ptp(values[place + 1 :]))
+        if gaps[place] > max(3 * widest, 5 * typical):
+            arm = next(arm for arm in result.arms if arm.name == name)
+            apart[arm.name] = sorted(record.summary[result.metric] for record in finished(arm.records))
+    return apart
+
+
+def deviations(result: Result) -> pd.DataFrame:
+    """Each run's loss minus the median arm's of its size at its seed, (seeds, arms); without arms that diverged."""
     arms = {arm.name: arm for arm in result.arms if all(record.status != "diverged" for record in arm.records)}
     kept = final_losses({name: arm.records for name, arm in arms.items()}, result.metric)
     strata = [(arms[name].arm.previous or name) if result.scaling else "" for name in kept]
-    spread = (kept.T - kept.T.groupby(strata).transform("median")).T.std()
-    spread = spread[spread > 0]
-    return dict(spread / spread.median()) if len(spread) > 2 else {}
+    return (kept.T - kept.T.groupby(strata).transform("median")).T
 
 
 def describe_tests(study: Study, compared: dict[Pair, Comparison], effects: Sequence[Effect]) -> str:
@@ -106,7 +136,8 @@ def effects_of(study: Study, judged: Judged, losses: pd.DataFrame) -> tuple[Effe
     runs = [(arm.axes, seed, loss) for arm in study.arms for seed, loss in losses[arm.name].dropna().items()]
     if not runs:
         return ()
-    effects = factorial_effects(_options(study), *map(list, zip(*runs, strict=True)))
+    levels, seeds, values = map(list, zip(*runs, strict=True))
+    effects = factorial_effects(_options(study), levels, seeds, values, study.level_share)
     if any(divergence(name, records) for name, records in judged.items()):
         untested = [PairedDifference(one.change.n, one.change.mean, one.change.sd) for one in effects]
         effects = [replace(one, change=change) for one, change in zip(effects, untested, strict=True)]

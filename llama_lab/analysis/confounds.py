@@ -7,10 +7,10 @@ from operator import attrgetter
 
 from llama_lab.runs.record import finished, started
 from llama_lab.runs.study import MOST_RESIDUAL
-from llama_lab.util.formatting import TIMES, count, enumerate_some, learning_rate, number, percent
+from llama_lab.util.formatting import TIMES, conjoin, count, enumerate_some, learning_rate, number, percent
 
 from . import audit
-from .comparisons import noise
+from .comparisons import in_two_groups, noise
 from .environments import unequal_environments, unequal_machines, unequal_texts
 from .inference import TIMED
 from .rate_choice import USEFUL
@@ -230,6 +230,11 @@ def _doubtful_tests(result: Result) -> Iterator[str]:
         "Arms vary more over seeds than the typical one",
         [f"{name} {number(ratio, 1)}{TIMES}" for name, ratio in spread.items() if ratio > MOST_NOISE],
         "where noise is skewed, comparisons with them are often falsely significant (docs/statistics.md)",
+    )
+    yield from listing(
+        "Seeds fall into two groups",
+        [f"{name} {conjoin([number(loss, 3) for loss in losses])}" for name, losses in in_two_groups(result).items()],
+        "a mean describes neither, and comparisons are often falsely significant; look at the curves, and add seeds",
     )
 
 

@@ -94,7 +94,8 @@ def _at_longest(result: Result, names: Names) -> Ranking:
     unranked |= {name: "not evaluated" for name in names if name not in {*losses, *unranked}}
     kept = losses.drop(columns=[*unranked], errors="ignore").dropna()
     values = {name: estimate(kept[name].tolist()) for name in kept if len(kept)}
-    return replace(_ranking("longest", names, values, unranked, _better(kept)), context=longest)
+    better = _better(kept, result.study.level_share(len(kept)))
+    return replace(_ranking("longest", names, values, unranked, better), context=longest)
 
 
 def _untested(arm: ArmResult) -> str:
@@ -104,13 +105,16 @@ def _untested(arm: ArmResult) -> str:
     return "no finished run" if arm.loss is None else "one seed" if arm.loss.n == 1 else ""
 
 
-def _better(costs: pd.DataFrame) -> Pairs | None:
-    """The significant pairs of columns, (rounds or seeds, arms), lower ones being better; None without any noise."""
+def _better(costs: pd.DataFrame, share: float = 1.0) -> Pairs | None:
+    """The significant pairs of columns, (rounds or seeds, arms), lower ones being better; None if none can be tested.
+
+    share: of the 5% level.
+    """
     scale = np.abs(costs.to_numpy()).max(initial=0)
     pairs = [(a, b) for a, b in combinations(costs, 2) if describe((costs[a] - costs[b]).to_numpy(), scale).sd > 0]
-    if len(costs.columns) > 1 and not pairs:
+    if share == 0 or (len(costs.columns) > 1 and not pairs):
         return None
-    tests = zip(pairs, judge_pairs(costs, pairs), strict=True)
+    tests = zip(pairs, judge_pairs(costs, pairs, [share] * len(pairs)), strict=True)
     return {(a, b) if test.mean < 0 else (b, a) for (a, b), test in tests if test.significant}
 
 

@@ -461,6 +461,27 @@ class Result:
         return list(zip(members, self.records, strict=True))
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all judged runs have ended."""
+        return all(record.status in ("done", "diverged") for arm in self.arms for record in arm.records)
+
+    @property
+    def undecided_arms(self) -> list[str]:
+        """The arms of comparisons whose interval is neither within the margin of the study nor beyond it.
+
+        All arms if an effect has such an interval. A comparison over fewer seeds than others was decided before these.
+        """
+        margin = self.study.margin or math.inf
+        if any(effect.change.is_undecided(margin) for effect in self.effects):
+            return [arm.name for arm in self.arms]
+        compared = [found for arm in self.arms for found in (arm.to_previous, arm.to_baseline) if found]
+        undecided = set[str]()
+        for c in (*compared, *self.pairs):
+            if c.change.n == len(self.seeds) and c.change.is_undecided(margin):
+                undecided |= {c.arm, c.against}
+        return [arm.name for arm in self.arms if arm.name in undecided]
+
+    @property
     def is_swept(self) -> bool:
         """Whether the learning rate of some arm was searched."""
         return bool(self.learning_rates)

@@ -8,7 +8,7 @@ import numpy as np
 
 from llama_lab.runs.record import finished
 from llama_lab.runs.study import Arm
-from llama_lab.util.formatting import TIMES, known, number, short
+from llama_lab.util.formatting import TIMES, known, number, p_value, short
 
 from .power import LEVEL
 from .result import ArmResult, Loss
@@ -137,8 +137,13 @@ def scaling_sentences(scaling: Scaling) -> list[str]:
 
 
 def trend(gains: Gains) -> str:
-    """Whether the gain grows, holds or shrinks with compute."""
+    """Whether the gain grows, holds or shrinks with compute; or why no trend is stated."""
     by = f"{TIMES}{gains.growth.text} with every tenfold of compute"
+    if gains.lack_of_fit < LEVEL:
+        return (
+            f"no trend is stated, because log gain over log compute does not follow a straight line (lack of fit: "
+            f"{p_value(gains.lack_of_fit)}; by such a line {by})"
+        )
     if not gains.trend:
         return f"whether the gain grows or shrinks cannot be told ({by})"
     within = f" within {number(100 * (HOLDS - 1))}%" if gains.trend == "holds" else ""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.special import fdtrc  # scipy.stats has it, too, and takes twice as long to import
 
 from .power import LEVEL
 from .statistics import Estimate
@@ -32,6 +33,7 @@ LOWEST, HIGHEST = 0.01, 4.0  # of the exponents
 WIDEST = math.log(1e4)  # of a gain
 LOOSE = 10.0  # upper over lower end of an exponent's interval
 HOLDS = 1.1  # a change of the gain with every tenfold of compute that is smaller is none
+NO_NOISE = 1e-9  # seeds whose log losses differ by less are copies of each other
 
 Floats = npt.NDArray[np.float64]
 
@@ -128,10 +130,12 @@ class Gains:
     """The gains of one option, wherever both have finished.
 
     growth: the factor by which the gain changes with every tenfold of compute, by a line through the log gains.
+    lack_of_fit: the p of the test that the gain follows such a line; nan for single seeds, which cannot tell.
     """
 
     every: tuple[Gain, ...]
     growth: Estimate
+    lack_of_fit: float
 
     @property
     def reached(self) -> list[Gain]:
@@ -149,7 +153,9 @@ class Gains:
 
     @property
     def trend(self) -> str:
-        """`grows`, `shrinks`, `holds`, or empty where it cannot be told."""
+        """`grows`, `shrinks`, `holds`, or empty where it cannot be told or the gains do not follow a line."""
+        if self.lack_of_fit < LEVEL:
+            return ""
         if self.growth.low > 1:
             return "grows"
         if self.growth.high < 1:
@@ -234,7 +240,8 @@ def fit_law(points: Sequence[Point], rng: np.random.Generator, draws: int = DRAW
     fitted, costs = _minimise(starts, np.broadcast_to(values, (len(STARTS), len(values))), n, d)
     theta = fitted[np.argmin(costs)]
     predicted = _log_loss(theta[None], n, d)[0]
-    drawn = predicted + _noise(values - predicted[0], rng, draws)
+    spread = _spread(_log_losses(points, points), params)
+    drawn = predicted + _noise(values - predicted[0], spread, rng, draws)
     return Law(theta, _minimise(np.tile(theta, (draws, 1)), drawn, n, d)[0], centre)
 
 
@@ -263,13 +270,16 @@ def _gains(
     n, d = n - base.centre[0], d - base.centre[1]
     slopes = np.array([_slopes(one, reference) for one, _ in pairs]).T
     (compute,) = logs([other for _, other in pairs], "flops")
-    changes = np.array([_change(*pair) for pair in pairs])
+    bases, others = zip(*pairs, strict=True)
+    differences = _log_losses(others, bases) - _log_losses(bases, bases)
+    changes = np.nanmean(differences, axis=0)
 
     laws = np.vstack([base.theta, base.draws])  # the first row of all that follows is fitted, the others are drawn
     start = _log_loss(laws, n, d)[0]
     theta, _ = _minimise(laws[:1], start[:1] + changes, n, d)
     fitted = _log_loss(theta, n, d)[0] - start[:1]
-    noise = np.vstack([np.zeros_like(fitted), _noise((changes - fitted)[0], rng, len(base.draws))])
+    drawn_noise = _noise((changes - fitted)[0], _spread(differences, n), rng, len(base.draws))
+    noise = np.vstack([np.zeros_like(fitted), drawn_noise])
     refits, _ = _minimise(base.draws + theta - base.theta, (start + fitted + noise)[1:], n, d)
     ends = _log_loss(np.vstack([theta, refits]), n, d)[0]
     alone, line = (_invert(laws, n, d, slopes, by) - (compute - flops) for by in (changes + noise, ends - start))
@@ -281,26 +291,62 @@ def _gains(
         speed = other.flops_per_second / one.flops_per_second
         gains.append(Gain(other, min(reached) <= other.log_loss <= max(reached), by_pair, by_laws, speed))
     x = compute - compute.mean()
-    return Gains(tuple(gains), interval(10 ** (line @ x / (x @ x)), level))
+    log_gains = _invert(base.theta[None], n, d, slopes, differences) - (compute - flops)
+    return Gains(tuple(gains), interval(10 ** (line @ x / (x @ x)), level), _lack_of_fit(log_gains, compute, n))
 
 
-def _change(reference: Point, point: Point) -> float:
-    """The paired difference of two log losses, over their common seeds."""
-    seeds = sorted(point.losses.keys() & reference.losses.keys())
-    own, base = (np.mean([one.losses[seed] for seed in seeds]) for one in (point, reference))
-    return math.log(own / base)
+def _log_losses(points: Sequence[Point], like: Sequence[Point]) -> Floats:
+    """The log losses of the seeds that some of `like` have, (seeds, points); nan where a point lacks one."""
+    seeds = sorted({seed for point in like for seed in point.losses})
+    return np.log([[point.losses.get(seed, math.nan) for point in points] for seed in seeds])
 
 
-def _noise(residuals: Floats, rng: np.random.Generator, draws: int) -> Floats:
+def _spread(by_seed: Floats, log_params: Floats) -> Floats:
+    """The noise at each point, up to a common factor: the sd between seeds, as a power of the parameters.
+
+    by_seed: (seeds, points). Ones unless every point has seeds that differ.
+    """
+    sds = np.nanstd(by_seed, axis=0)
+    if sds.min() < NO_NOISE:
+        return np.ones_like(sds)
+    power = np.polyfit(log_params, np.log(sds), 1)[0]
+    return np.asarray(np.exp(power * (log_params - log_params.mean())))
+
+
+def _lack_of_fit(log_gains: Floats, log_compute: Floats, log_params: Floats) -> float:
+    """The p of the F test for lack of fit of a line through the log gain of each size (Draper and Smith 1998, 2.1).
+
+    The residuals of sizes are compared with those between seeds, both in units of the noise at that size. Sizes alone
+    are compared: laws of unequal exponents, whose gain does grow, are no line within a size. log_gains: (seeds,
+    points). nan without residuals between seeds.
+    """
+    spread = _spread(log_gains, log_params)
+    means = np.nanmean(log_gains, axis=0)
+    seeds = np.isfinite(log_gains).sum(axis=0)
+    degrees = (seeds - 1).sum()
+    between_seeds = np.nansum(((log_gains - means) / spread) ** 2)
+
+    sizes = np.unique(log_params)
+    if len(sizes) < 3 or between_seeds < NO_NOISE**2:
+        return math.nan
+    members = log_params == sizes[:, None]
+    x, y, noise = (members @ values / members.sum(axis=1) for values in (log_compute, means, spread))
+    _, (between_sizes,), *_ = np.polyfit(x, y, 1, w=np.sqrt(members @ seeds) / noise, full=True)
+    return float(fdtrc(len(sizes) - 2, degrees, between_sizes / (len(sizes) - 2) * degrees / between_seeds))
+
+
+def _noise(residuals: Floats, spread: Floats, rng: np.random.Generator, draws: int) -> Floats:
     """Errors for refits, (draws, points): residuals around a fitted law, drawn with replacement and with random signs.
 
-    Unlike normal errors they keep a point far off the law one point. Their scale is itself drawn from its distribution,
-    which makes intervals of linear functions those of Student's t: the residuals of a dozen points do not determine it
-    better.
+    Unlike normal errors they keep a point far off the law one point. Each is scaled from the `spread` of its own point
+    to that of the one it is drawn for. Their scale is itself drawn from its distribution, which makes intervals of
+    linear functions those of Student's t: the residuals of a dozen points do not determine it better.
     """
     n = len(residuals)
     scale = np.sqrt(n / rng.chisquare(max(n - COEFFICIENTS, 1), (draws, 1)))
-    return np.asarray(scale * rng.choice((-1, 1), (draws, n)) * residuals[rng.integers(n, size=(draws, n))])
+    signs = rng.choice((-1, 1), (draws, n))
+    drawn = (residuals / spread)[rng.integers(n, size=(draws, n))]
+    return np.asarray(scale * signs * drawn * spread)
 
 
 def _minimise(theta: Floats, values: Floats, n: Floats, d: Floats) -> tuple[Floats, Floats]:

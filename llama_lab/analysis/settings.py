@@ -26,7 +26,7 @@ FREE = {
     **dict.fromkeys(TEXT, "the hashes of data and tokenizer are compared"),
 }
 OWN = tuple(key for key in FREE if key not in TEXT)  # of each run
-MODEL = ("model", "size", *INDIRECT)
+MODEL = ("model", *INDIRECT)
 COMPARED = ("model.max_seq_len",)  # a longer context lowers the loss of any model
 WIDTH, MIXER_WIDTH = "model.hidden_dim", "model.attention.value_dim"  # solved for by matching; see `width_key`
 FFN = "model.ffn"  # a key of its own only in a model whose block leaves it out

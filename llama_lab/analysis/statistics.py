@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations, pairwise, product
@@ -93,6 +93,12 @@ class PairedDifference(Estimate):
             return "not tested"
         return "not significant" if not self.significant else "lower" if self.mean < 0 else "higher"
 
+    def is_undecided(self, margin: float) -> bool:
+        """Whether it is tested, and its interval is neither within the margin nor beyond it."""
+        is_within = max(-self.low, self.high) < margin
+        is_beyond = max(self.low, -self.high) > margin
+        return self.is_tested and not (is_within or is_beyond)
+
     def with_test(self, test: "PairedDifference", unit: float = 1.0) -> Self:
         """This difference with the interval and p of a test whose values are in such units."""
         low, high, error = (float(unit * value) for value in (test.low, test.high, test.error))
@@ -148,10 +154,10 @@ def paired_difference(values: Sequence[float], reference: Sequence[float]) -> Pa
     return _paired_test(found) if found.sd > 0 else found
 
 
-def _paired_test(found: PairedDifference) -> PairedDifference:
+def _paired_test(found: PairedDifference, share: float = 1.0) -> PairedDifference:
     error, df = found.sd / math.sqrt(found.n), found.n - 1
-    half = error * float(-stdtrit(df, LEVEL / 2))
-    p = 2 * float(stdtr(df, -abs(found.mean) / error))
+    half = error * float(-stdtrit(df, LEVEL * share / 2))
+    p = min(1.0, 2 * float(stdtr(df, -abs(found.mean) / error)) / share)
     return replace(found, low=found.mean - half, high=found.mean + half, p=p, plain_p=p, error=error, df=df)
 
 
@@ -181,26 +187,28 @@ def describe(differences: Columns, scale: float) -> PairedDifference:
     return PairedDifference(n, mean, sd)
 
 
-def judge(samples: Sequence[Columns], correlation: Columns) -> list[PairedDifference]:
+def judge(samples: Sequence[Columns], correlation: Columns, shares: Sequence[float] = ()) -> list[PairedDifference]:
     """Test a family of differences against zero, each by its own values over seeds and the noise that others show.
 
     samples: the values of each, not all equal. correlation: of the contrasts, (contrasts, contrasts), if all runs were
     equally noisy. The likelihood ratio of the mean and of zero, averaged over the standard deviations that the variance
     of the contrast and those of the others leave probable, is compared with its distribution over contrasts of such
     noise without an effect: over means and variances both, where Ignatiadis & Sen (2023, arXiv:2303.02887) condition on
-    the variance. p and intervals are Bonferroni's. A single difference has the paired t-test.
+    the variance. p and intervals are Bonferroni's. A single difference has the paired t-test. shares: of the 5% level,
+    at which each is tested; p is divided by them, so that it is below 5% where the interval excludes zero.
     """
     tested = [describe(sample, scale=0.0) for sample in samples]
+    shares = shares or [1.0] * len(tested)
     if len(tested) == 1:
-        return [_paired_test(tested[0])]
+        return [_paired_test(tested[0], shares[0])]
     counts, logs = np.array([one.n for one in tested]), np.log([one.sd for one in tested])
     grid = np.arange(logs.min() - 1.5, logs.max() + 3, STEP)
     above = logs[:, None] - grid
     likelihood = np.exp((counts[:, None] - 1) * (above + (1 - np.exp(2 * above)) / 2))
     priors = _predict(likelihood, len(samples) / (correlation**2).sum())
-    plain = holm([_paired_test(one).p for one in tested])
+    plain = holm([_paired_test(one, share).p for one, share in zip(tested, shares, strict=True)])
     found = []
-    for one, plain_p, prior, own in zip(tested, plain, priors, priors * likelihood, strict=True):
+    for one, share, plain_p, prior, own in zip(tested, shares, plain, priors, priors * likelihood, strict=True):
         chances, mass, density, peak = _tables(one.n, len(grid))
         errors = np.exp(grid) / math.sqrt(one.n)
         joint = chances * prior
@@ -213,9 +221,9 @@ def judge(samples: Sequence[Columns], correlation: Columns) -> list[PairedDiffer
             weights = own / errors
             return math.log(weights @ np.exp(-((distance / errors) ** 2) / 2) / weights.sum() + TINY)
 
-        critical = float(np.interp(LEVEL / len(samples), reached, ratios))
+        critical = float(np.interp(LEVEL * share / len(samples), reached, ratios))
         half = float(brentq(lambda distance, above=critical: ratio(distance) - above, 0, 50 * errors[-1]))
-        p = min(1.0, len(samples) * float(np.interp(ratio(one.mean), ratios, reached)))
+        p = min(1.0, len(samples) * float(np.interp(ratio(one.mean), ratios, reached)) / share)
         precisions, weights = errors**-2, own / own.sum()
         precision = float(weights @ precisions)
         df = float(2 * precision**2 / (weights @ (precisions - precision) ** 2))  # of an inverse chi-square like it
@@ -270,11 +278,12 @@ def _tables(n: int, size: int) -> tuple[Columns, Columns, Columns, Columns]:
     return np.diff(below, axis=0), -np.diff(beyond, axis=1), density, 1 / errors[:, 0]
 
 
-def seeds_needed(tested: PairedDifference, family: int) -> SeedRange:
+def seeds_needed(tested: PairedDifference, family: float) -> SeedRange:
     """The fewest and the most seeds that a difference would need for 80% power; None for more than 10,000.
 
     For the estimated effect, and for the smaller end of the 80% interval around it, since a few seeds do not determine
-    it better; an interval that includes zero has no upper bound. family: how many are tested together.
+    it better; an interval that includes zero has no upper bound. family: how many are tested together, over the share
+    of the level at which they are.
     """
     more = range(tested.n + 1, MOST_SEEDS + 1)
 
@@ -295,6 +304,7 @@ def factorial_effects(
     levels: Sequence[Mapping[str, object]],
     seeds: Sequence[int],
     values: Sequence[float],
+    level_share: Callable[[int], float] = lambda seeds: 1.0,
 ) -> list[Effect]:
     """Main effects and pairwise interactions, estimated by least squares within each seed and averaged over seeds.
 
@@ -303,7 +313,7 @@ def factorial_effects(
     to it. Effects that the design cannot separate are reported once, a main effect before an interaction, with the
     others as its aliases; an effect that never varies, or that no seed can estimate, is left out. Interactions of three
     or more axes are assumed to be zero. All effects are one family; they are judged in units of what equal
-    noise of all runs would give each.
+    noise of all runs would give each. level_share: see `Study`.
     """
     blocks = np.array([[float(seed == block) for block in sorted(set(seeds))] for seed in seeds])
     columns = _effect_columns(options, levels)
@@ -324,13 +334,14 @@ def factorial_effects(
         for term, of_seeds in zip(kept, within.T, strict=True)
         if (known := of_seeds[~np.isnan(of_seeds)]).size
     }
-    if tested := [term for term, effect in found.items() if effect.sd > 0]:
+    if tested := [term for term, effect in found.items() if effect.sd > 0 and level_share(effect.n)]:
         places = [kept.index(term) for term in tested]
         sums = covariance[np.ix_(places, places)]
         units = np.sqrt(np.diag(sums) / [found[term].n for term in tested])  # of each, if all runs were equally noisy
         of_terms = within[:, places].T / units[:, None]
         correlation = sums / np.sqrt(np.outer(np.diag(sums), np.diag(sums)))
-        judged = judge([values[~np.isnan(values)] for values in of_terms], correlation)
+        shares = [level_share(found[term].n) for term in tested]
+        judged = judge([values[~np.isnan(values)] for values in of_terms], correlation, shares)
         found |= {t: found[t].with_test(test, unit) for t, test, unit in zip(tested, judged, units, strict=True)}
     return [Effect(term, effect, tuple(aliases[term])) for term, effect in found.items()]
 

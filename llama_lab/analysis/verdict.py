@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+from llama_lab.runs.study import Study
 from llama_lab.util.formatting import conjoin, count, decimals, number, p_value, seed_range, with_interval
 
+from .comparisons import NO_LEVEL_LEFT
+from .power import LEVEL
 from .result import BITS, Comparison, Finding, Result, common_losses
 from .scaling_gains import scaling_sentences
 from .sentences import divergence
@@ -55,6 +58,7 @@ def _of_comparisons(result: Result) -> tuple[str, tuple[str, ...]]:
         *_untested(findings),
         *(final if len(compared) > 1 else ()),
         *([f"Significance is at 5%, by {result.tests}; the intervals are those of these tests."] * is_tested),
+        *_spent_level(study, findings),
         *at_longest,
     )
 
@@ -180,6 +184,24 @@ def _within(margin: float | None, findings: Sequence[Finding], unit: str) -> lis
     return [f"{conjoin(within)} {'changes' if len(within) == 1 else 'change'} the loss by less than {shown}."]
 
 
+def _spent_level(study: Study, findings: Sequence[Finding]) -> list[str]:
+    """The level of the tests if it is not 5%, or why there are none."""
+    seeds = sorted({f.change.n for f in findings})
+    if study.level_share(seeds[-1]) == 0:
+        return [
+            f"There is no p at {seeds[-1]} seeds, since a report at {min(study.reported_seeds or ())} spent the whole "
+            f"level of 5%: to test again as seeds are added, declare study.max_seeds before a study's first report."
+        ]
+    tested = sorted({f.change.n for f in findings if f.change.is_tested})
+    if study.max_seeds is None or not tested:
+        return []
+    levels = conjoin([f"{LEVEL * study.level_share(n):.3g} for {n}" for n in tested])
+    return [
+        f"Tested at {levels} of at most {study.max_seeds} seeds (study.max_seeds), with p scaled to 5%: the intervals "
+        f"of all reports of this study hold together."
+    ]
+
+
 def _of_these_documents(compared: Sequence[Comparison]) -> list[str]:
     """Which significant changes might not show on other text."""
     names = conjoin([c.name for c in compared if c.is_of_these_documents])
@@ -190,7 +212,8 @@ def _untested(findings: Sequence[Finding]) -> list[str]:
     """Which findings were not tested, and why."""
     compared = [f for f in findings if isinstance(f, Comparison) and not f.change.is_tested]
     reasons = {f"{c.arm} is not tested against {c.against}": c.untested for c in compared}
-    sentences = [f"{what}: {why}." for what, why in reasons.items() if why and "diverged" not in why]
+    no_sentence = ("", NO_LEVEL_LEFT)
+    sentences = [f"{what}: {why}." for what, why in reasons.items() if why not in no_sentence and "diverged" not in why]
     for c in (c for c in compared if not c.untested and c.change.sd == 0):  # which independent runs never have
         pair, seeds = f"{c.arm} and {c.against}", count(len(c.seeds), "seed")
         sentences.append(

@@ -59,7 +59,7 @@ HEAD = (
     "A verdict is about models of the scale that stands beside it. Losses of arms that share one learning rate hold at "
     "that rate, or decide nothing. What contradicts its source is listed as found once, until a study with other seeds "
     "and other text finds it again. [Figures](figures.md) that texts state, and that are computed, have a page of "
-    "their own; [older results](older.md) are on another text and by older rules.\n\n"
+    "their own; [older results](older/README.md) are on another text and by older rules.\n\n"
 )
 Book = Mapping[str, tuple[Claim, Sequence[Judged]]]
 """Each claim by name, with what was found."""
@@ -114,10 +114,11 @@ def study_lines(judged: Judged, result: Result) -> list[str]:
     ]
 
 
-def table(book: Book, most: int, pages: str = "") -> str:
-    """How many verdicts there are, and a table of at most so many, in Markdown; what contradicts a source comes first.
+def table(book: Book, most: int | None = None, pages: str = "") -> str:
+    """How many verdicts there are, and a table of them, in Markdown; what contradicts a source comes first.
 
-    pages: the folder of the pages that it points to, with a slash.
+    most: at most so many rows, of statements whose studies were run. pages: the folder of the pages that the table
+    points to, with a slash.
     """
     rows = [
         (found, claim, said, one)
@@ -129,18 +130,24 @@ def table(book: Book, most: int, pages: str = "") -> str:
     rows.sort(key=lambda row: WORDS.index(row[0].word))
     words = Counter(found.word for found, *_ in rows)
     ran = len(rows) - words["not run"]
-    lines = [
-        f"{count(len(rows), 'statement')} ({'; '.join(f'{word}: {n}' for word, n in words.items())}). Each of the "
-        f"{ran} that were run is tested at 5%: if nothing differed, we would expect at most {LEVEL * ran:.1f} false "
-        "verdicts. A test at 5% covers noise between seeds, not a rate that one arm happens to like.",
-        "",
+    lines = [f"{count(len(rows), 'statement')} ({'; '.join(f'{word}: {n}' for word, n in words.items())}).", ""]
+    if ran:
+        lines[0] += (
+            f" Each of the {ran} that were run is tested at 5%: if nothing differed, we would expect at most "
+            f"{LEVEL * ran:.1f} false verdicts. A test at 5% covers noise between seeds, not a rate that one arm "
+            "happens to like."
+        )
+    shown = rows if most is None else rows[: min(most, ran)]
+    if not shown:
+        return "\n".join(lines)
+    lines += [
         "| verdict | statement | source | found | scale |",
         "|---|---|---|---|---|",
     ]
     lines += [
         f"| {' on a '.join(filter(None, (found.word, one.device.upper())))} | [{said.text}]({pages}{claim.name}.md) "
         f"| {said.source} | {found.why} | {one.scale} |"
-        for found, claim, said, one in rows[:most]
+        for found, claim, said, one in shown
     ]
     return "\n".join(lines) + "\n"
 
@@ -153,7 +160,7 @@ def write_pages(book: Book, folder: Path, front: Path) -> None:
         for one in judged:
             if one.picture:
                 render(one.picture[0], folder / file(claim, one), width=WIDTH)
-    replace_text(folder / "README.md", f"{HEAD}{table(book, most=10_000)}")
+    replace_text(folder / "README.md", f"{HEAD}{table(book)}")
     before, start, rest = front.read_text(encoding="utf-8").partition("<!-- the claims -->\n")
     _, end, after = rest.partition("<!-- their end -->\n")
     replace_text(front, before + start + table(book, 4, "docs/claims/") + end + after)

@@ -104,6 +104,11 @@ def deepnorm_scale(n_layers: int) -> float:
     return float((2 * n_layers) ** -0.25)
 
 
+def learning_rate(dim: int) -> float:
+    """The peak rate of AdamW at the lab's sizes, to two digits; docs/measurements.md says how it was chosen."""
+    return float(f"{min(0.012, 0.77 / dim):.2g}")
+
+
 def unless(setting: object, otherwise: Any) -> Any:
     """`otherwise`, or null if `setting`, which replaces it, is given."""
     return otherwise if setting is None else None
@@ -129,6 +134,7 @@ RESOLVERS: dict[str, Callable[..., Any]] = {
     "lab.expert_width": expert_width,
     "lab.token_signal": token_signal,
     "lab.deepnorm_scale": deepnorm_scale,
+    "lab.rate": learning_rate,
     "lab.power": lambda base, exponent: base**exponent,
     "lab.unless": unless,
     "lab.bias": bias,
@@ -262,8 +268,8 @@ def package_of(name: str) -> str:
 
 @cache
 def packaged_targets() -> frozenset[str]:
-    """The targets in the packaged configs."""
-    return targets_below(CONF_DIR)
+    """The targets in the packaged configs, and in those of version 0.4.0."""
+    return targets_below(CONF_DIR) | {"llama_lab.data.source.StandardLibrary"}
 
 
 def check_own_options() -> None:

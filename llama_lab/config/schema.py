@@ -24,7 +24,7 @@ from .composing import merged, with_extended, with_options
 # The groups of an architecture, in the default order of a ladder.
 COMPONENTS = ("block", "norm", "position", "ffn", "attention", "embedding", "init", "pattern")
 ENCODERS = ("encoder", "bert")  # of family, which predict no next token
-INDIRECT = ("pattern", "bias", "expert")  # keys that act through the parts of the model which they give
+INDIRECT = ("pattern", "bias", "expert", "size")  # keys that act through the parts of the model which they give
 
 Kind = type | str
 """A type, or a string for the value itself."""

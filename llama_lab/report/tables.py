@@ -415,7 +415,8 @@ def _scaling(result: Result) -> Table:
         caption += (
             f" Gain: the training FLOPs that {reference.option} would need for the same loss at as many tokens per "
             "parameter, over those spent, where it reached such a loss: by the differences at this size and budget "
-            "alone, by the laws of both, and so in time, at measured speeds."
+            "alone, by the laws of both, and so in time, at measured speeds. Intervals are pointwise: each holds for "
+            "one size and budget."
         )
     if result.scaling.loose:
         caption += f" Without gains: the law of {reference.option} is not identified ({result.scaling.loose})."
@@ -440,7 +441,8 @@ def _laws(result: Result) -> Table:
     )
     caption = (
         "L = E + A / N^\u03b1 + B / D^\u03b2, of N parameters and D tokens. With compute C that is spent best, the "
-        "loss above E falls as 1 / C^\u03b3. 95% intervals by parametric bootstrap."
+        "loss above E falls as 1 / C^\u03b3. 95% intervals by bootstrap. The gain changes by a straight line through "
+        "log gain over log compute; the report says where the gain does not follow it."
     )
     return _table(caption, [(option.option, option) for option in options if option.law], columns, head="Option")
 

@@ -88,10 +88,11 @@ class Study:
 
     design: ladder, leave_one_out, ...; "comparison" for runs that were grouped afterwards. match: of MATCHED, or
     none; "" if unknown. notes: caveats, as sentences. margin: the largest change of the loss that does not matter, in
-    the unit in which arms are judged; None if not given. looks: reports that were written on fewer seeds. title: of the
-    report; default: see `heading`. lead: the title of the section that its report begins with; default: that of the
-    arms. compare: "all": all pairs of arms are tested as one family; "baseline": each arm with the one that it is a
-    step from, or else with the baseline.
+    the unit in which arms are judged; None if not given. looks: reports on fewer seeds, as version 0.4 counted them.
+    title: of the report; default: see `heading`. lead: the title of the section that its report begins with; default:
+    that of the arms. compare: "all": all pairs of arms are tested as one family; "baseline": each arm with the one that
+    it is a step from, or else with the baseline. max_seeds: the most seeds on which reports will test; None if that was
+    not declared. reported_seeds: numbers of seeds on which reports have tested; None if no command recorded them.
     """
 
     name: str
@@ -106,6 +107,8 @@ class Study:
     title: str = ""
     lead: str = ""
     compare: str = "baseline"
+    max_seeds: int | None = None
+    reported_seeds: tuple[int, ...] | None = None
 
     @property
     def heading(self) -> str:
@@ -173,6 +176,17 @@ class Study:
     def before(self) -> str:
         """What an arm's `previous` is to it, in words."""
         return "the step before" if self.is_chain else "its reference"
+
+    def level_share(self, seeds: int) -> float:
+        """The share of the 5% level at which this number of seeds is tested, after the reports on fewer.
+
+        All reports up to `max_seeds` together spend the level once, a part for each seed. Without it, the first report
+        spends all.
+        """
+        before = max((n for n in self.reported_seeds or () if n < seeds), default=0)
+        if self.max_seeds is None:
+            return 0.0 if before else 1.0
+        return (seeds - before) / self.max_seeds
 
     def is_in(self, folder: Path) -> bool:
         """Whether the study.yaml of a folder lists these very runs. Raises ConfigError if it is damaged."""

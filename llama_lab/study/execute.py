@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
@@ -14,7 +14,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from llama_lab.config.components import package_of, targets, users_targets
-from llama_lab.config.grammar import to_override
+from llama_lab.config.grammar import format_value, to_override
 from llama_lab.config.schema import CHANGEABLE
 from llama_lab.config.trust import Trust
 from llama_lab.data.open import is_probe
@@ -24,13 +24,16 @@ from llama_lab.runs.study import FILE, SUMMARY, Study, StudySpeed, measured_spee
 from llama_lab.study.design.command import read_command
 from llama_lab.study.design.designs import Composer
 from llama_lab.study.design.dry_run import print_plan, speed_of
-from llama_lab.study.design.plan import MEASURED_STEPS, Plan, PlannedRun, plan_study
+from llama_lab.study.design.plan import MEASURED_STEPS, Plan, PlannedRun, plan_study, with_next_seed
 from llama_lab.study.design.threads import threads_per_run
 from llama_lab.study.design.tuning import resolve_rates
 from llama_lab.training.prepare import OWN_PROCESSES
 from llama_lab.util.errors import FAILED, ConfigError, RunFailedError
 from llama_lab.util.files import discard
-from llama_lab.util.formatting import count
+from llama_lab.util.formatting import conjoin, count
+
+if TYPE_CHECKING:
+    from llama_lab.analysis.result import Result
 
 
 def execute(
@@ -38,13 +41,13 @@ def execute(
     context: HydraContext,
     arguments: Sequence[str],
     task: TaskFunction,
-    report: Callable[[Path, Trust, DictConfig | None], bool],
+    report: Callable[[Path, Trust, DictConfig | None], "Result"],
 ) -> None:
     """Run the study on the command line. Exits with status 1 if a run failed, or a judged one diverged.
 
     task: trains a run where Hydra's own launchers do. report: on the folder of the study, with the settings of a logger
-    if there are new runs; returns whether all went well. Raises ConfigError before anything trains if an arm
-    cannot be trained, or the study has changed since its runs.
+    if there are new runs. Raises ConfigError before anything trains if an arm cannot be trained, or the study has
+    changed since its runs.
     """
     _, defaults = Composer().compose()
     command = read_command(cfg.copy(), arguments, defaults["arch"])
@@ -61,19 +64,29 @@ def execute(
         return
     if option == "local_gpus" and (threads := threads_per_run(plan)):
         launcher.share_cores(threads)
+    named = (OmegaConf.to_container(run.run.cfg) for run in plan.runs)  # tuning runs have the same targets
+    trust = Trust(targets=frozenset(target for cfg in named for _, target in targets(cfg)))
+    results: list[tuple[PlannedRun, JobReturn]] = []
     with locked(plan.folder):
-        plan, results = train_all(plan, launcher, cfg.study.overwrite, cfg.study.measure_speed)
-        if cfg.study.measure_speed:
-            measure(plan, launcher)
-        named = (OmegaConf.to_container(run.run.cfg) for run in plan.runs)  # tuning runs have the same targets
-        trust = Trust(targets=frozenset(target for cfg in named for _, target in targets(cfg)))
-        went_well = report(plan.folder, trust, cfg.logger if results else None)
+        while True:
+            plan, trained = train_all(plan, launcher, cfg.study.overwrite, cfg.study.measure_speed)
+            results += trained
+            if cfg.study.measure_speed:
+                measure(plan, launcher)
+            reported = report(plan.folder, trust, cfg.logger if trained else None)
+            if not reported.is_complete:
+                break
+            record_report(reported, plan.folder)
+            if not (plan.command.further_seeds and reported.undecided_arms):
+                break
+            print(f"undecided, with one more seed: {conjoin(reported.undecided_arms)}")
+            plan = with_next_seed(plan, reported.undecided_arms)
     for run, result in results:  # again, since the lines above the report may have scrolled away
         if result.status == JobStatus.FAILED:
             error = result._return_value  # the public property would raise it
             kind = "" if isinstance(error, RunFailedError) else f"{type(error).__name__}: "
             sys.stderr.write(f"failed: {run.member.folder}: {kind}{error}\n")
-    if not went_well:
+    if any(record.status != "diverged" or member.tunes is None for member, record in reported.unfinished):
         sys.exit(FAILED)
 
 
@@ -162,7 +175,7 @@ def prepare(
         )
     command = shlex.join(["python", *sys.argv])
     notes = (*plan.study.notes, *unlisted_notes(plan))
-    replace(plan.study, command=command, notes=notes, looks=interim_looks(plan)).save(plan.folder)
+    replace(with_reports(plan), command=command, notes=notes).save(plan.folder)
     for run in changed:
         run.run.folder.clear()
     waiting = [run for run in runs if status(run) not in ("done", "diverged")]
@@ -185,17 +198,31 @@ def set_damaged_aside(file: Path) -> None:
         discard(aside)
         file.replace(aside)
         problem = str(error).partition("; ")[0]
-        sys.stderr.write(f"{problem}; renamed {aside.name} and written again, without its count of earlier reports\n")
+        sys.stderr.write(f"{problem}; renamed {aside.name} and written again, without its record of earlier reports\n")
 
 
-def interim_looks(plan: Plan) -> int:
-    """Number of reports written on fewer seeds: adding seeds after seeing a report is one more test."""
+def with_reports(plan: Plan) -> Study:
+    """The study with the record of its earlier reports. Raises ConfigError if these had another `max_seeds`."""
     if not (plan.folder / FILE).exists():
-        return 0
+        return plan.study
     before = Study.load(plan.folder)
-    old_seeds, new_seeds = ({m.seed for arm in study.arms for m in arm.judged} for study in (before, plan.study))
-    was_reported = (plan.folder / SUMMARY).exists()
-    return before.looks + (old_seeds < new_seeds and was_reported)
+    reported = before.reported_seeds
+    if reported is None:  # as of version 0.4
+        seeds = {member.seed for arm in before.arms for member in arm.judged}
+        reported = (len(seeds),) if len(seeds) > 1 and (plan.folder / SUMMARY).exists() else ()
+    if reported and before.max_seeds != plan.study.max_seeds:
+        raise ConfigError(
+            f"study.max_seeds={format_value(plan.study.max_seeds)}: the first report of {plan.folder} had "
+            f"{format_value(before.max_seeds)}, and all of its reports share one level; give that, or another name="
+        )
+    return replace(plan.study, looks=before.looks, reported_seeds=reported)
+
+
+def record_report(result: "Result", folder: Path) -> None:
+    """Record the number of seeds on which a report has tested, if these are more than before; one seed has no test."""
+    seeds, reported = len(result.seeds), result.study.reported_seeds or ()
+    if seeds > max(reported, default=1):
+        replace(result.study, reported_seeds=(*reported, seeds)).save(folder)
 
 
 def unlisted_notes(plan: Plan) -> list[str]:

@@ -58,6 +58,10 @@ def train(
         metadata = run_metadata(run, dataset, model, cost, start)
         if run.hardware.why:
             display.print_line(run.hardware.why)
+        if cfg.get("size", {}).get("init_std") == cfg.model.init.get("std", 0.0):
+            display.print_line(
+                f"init: {cfg.model.init.std:.3g} by width, as the lab's sizes have it; published ones: 0.02"
+            )
         for part, n in dataset.epochs(model.max_seq_len, run.sequences).items():
             if part or n > 1:
                 display.print_line(f"data: reads {part or 'the text'} {n:.3g} times{', so repeats it' * (n > 1)}")

@@ -102,6 +102,13 @@ def falling(random: np.random.Generator, seeds: int) -> np.ndarray:
     return 3 * np.array(shared) + 0.5 * normal(random, seeds)
 
 
+def bimodal(random: np.random.Generator, seeds: int) -> np.ndarray:
+    """Two in five seeds of an arm end 8 sd above its others; its mean is that of the other arms."""
+    noise = normal(random, seeds)
+    noise[3] += 8 * ((random.random(seeds) < 0.4) - 0.4)
+    return noise
+
+
 def tuned(scale: np.ndarray) -> Noise:
     """Each judged run at the rate that is best on a tuning run of its own; the rates beside the best one cost 1 sd.
 
@@ -153,6 +160,7 @@ CONDITIONS = (
     Condition("three arms, another arm 5 times as noisy", noisy(5), THREE),
     Condition("three arms, the baseline 5 times as noisy", noisy(0), THREE),
     Condition("three arms, another arm 10 times as noisy", noisy(5, times=10), THREE),
+    Condition("two in five seeds of an arm 8 sd higher", bimodal),
 )
 
 

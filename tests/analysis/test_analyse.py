@@ -330,12 +330,104 @@ def test_provenance_counts_the_runs_of_every_value(tmp_path: Path) -> None:
 def test_a_study_that_was_written_before_some_fields_were_is_read_as_without(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"base": 0.0, "arm": 0.0})
     lines = unstamped(tmp_path / "study.yaml").splitlines()
-    old = [
-        line for line in lines if not line.lstrip().startswith(("margin:", "looks:", "compare:", "settings:", "title:"))
-    ]
-    assert len(old) == len(lines) - 6
+    later = ("margin:", "looks:", "compare:", "settings:", "title:", "max_seeds:", "reported_seeds:")
+    old = [line for line in lines if not line.lstrip().startswith(later)]
+    assert len(old) == len(lines) - 8
     (tmp_path / "study.yaml").write_text("\n".join(old))
     assert Study.load(tmp_path) == study
+
+
+# --- added seeds ---
+
+
+@pytest.mark.parametrize("reports", [(8,), (3, 8), (3, 4, 5, 6, 7, 8), (2, 5, 8)])
+def test_reports_up_to_max_seeds_spend_the_level_once(reports: tuple[int, ...]) -> None:
+    study = Study("", "", "", (), max_seeds=8)
+    assert study.level_share(reports[0]) == reports[0] / 8
+    whole = replace(study, reported_seeds=reports)
+    assert sum(map(whole.level_share, reports)) == 1, "also once all of them have been drawn"
+
+
+def test_a_report_with_max_seeds_tests_at_the_part_of_the_level_that_its_seeds_add(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"base": 0.0, "arm": -0.01}, (1, 2, 3, 4), design="recipes")
+    expected = stats.ttest_rel(
+        final_losses(tmp_path, "arm", (1, 2, 3, 4)), final_losses(tmp_path, "base", (1, 2, 3, 4))
+    )
+    for reported, share in ((None, 0.5), ((4,), 0.5), ((3,), 0.125), ((3, 4), 0.125), ((2, 4, 6), 0.25)):
+        result = analyse(replace(study, max_seeds=8, reported_seeds=reported), tmp_path)
+        found = arm(result, "arm").to_baseline.nats
+        assert (found.low, found.high) == pytest.approx([*expected.confidence_interval(1 - 0.05 * share)], abs=1e-4)
+        assert found.p == pytest.approx(min(1, expected.pvalue / share), rel=1e-3)
+        said = f"Tested at {0.05 * share:.3g} for 4 of at most 8 seeds (study.max_seeds)"
+        assert sum(sentence.startswith(said) for sentence in result.answer) == 1
+
+
+@pytest.mark.usefixtures("with_curves")
+@pytest.mark.parametrize("compare", ["baseline", "all"])
+def test_seeds_added_after_a_report_are_not_tested_and_one_sentence_says_why(tmp_path: Path, compare: str) -> None:
+    study = replace(write_study(tmp_path, LADDER, (1, 2, 3, 4)), compare=compare)
+    first, later = (analyse(replace(study, reported_seeds=reported), tmp_path) for reported in ((), (3, 4)))
+    assert arm(first, "prenorm").to_previous.change.significant
+    assert later.tests == "none"
+    assert not any(found.change.is_tested for a in later.arms for found in (a.to_previous, a.to_baseline) if found)
+    assert arm(later, "prenorm").to_previous.change.mean == arm(first, "prenorm").to_previous.change.mean
+    (why,) = [line for line in later.answer if "study.max_seeds" in line]
+    assert why.startswith("There is no p at 4 seeds, since a report at 3 spent the whole level of 5%")
+    assert not any("not significant" in line or "is not tested against" in line for line in later.answer)
+    assert all(math.isnan(low) for curve in later.difference_curves for low in curve.low)
+
+
+def test_effects_share_the_level_of_max_seeds_too(tmp_path: Path) -> None:
+    study = two_by_two(tmp_path).study
+    for settings, share in (({}, 1.0), ({"max_seeds": 8}, 0.375), ({"reported_seeds": (2,)}, 0.0)):
+        result = analyse(replace(study, **settings), tmp_path)
+        assert [effect.change.is_tested for effect in result.effects] == [share > 0] * 3
+        if share == 1:
+            whole = result.effects
+        elif share:
+            p = [(before.change.p, after.change.p) for before, after in zip(whole, result.effects, strict=True)]
+            assert [after for _, after in p] == pytest.approx([min(1, before / share) for before, _ in p], rel=0.01)
+    assert any("There is no p at 3 seeds" in line for line in result.answer)
+
+
+def stopped(folder: Path) -> Study:
+    """A study in which the arm "far" stopped at three seeds, and the others have five, of at most eight."""
+    study = write_study(
+        folder, {"base": 0.0, "far": -0.3, "near": 0.0, "unclear": -0.02}, (1, 2, 3, 4, 5), design="recipes"
+    )
+    arms = [replace(a, members=a.members[:3]) if a.name == "far" else a for a in study.arms]
+    return replace(study, arms=tuple(arms), max_seeds=8, reported_seeds=(3, 4), margin=0.03)
+
+
+def test_an_arm_that_stopped_keeps_the_level_of_its_last_report(tmp_path: Path) -> None:
+    study = stopped(tmp_path)
+    result = analyse(study, tmp_path)
+    of_three = analyse(replace(study, reported_seeds=(), max_seeds=3), tmp_path)
+    p, whole = (arm(found, "far").to_baseline.change.p for found in (result, of_three))
+    assert p == pytest.approx(whole * 8 / 3)
+    (said,) = [line for line in result.answer if line.startswith("Tested at ")]
+    assert said.startswith("Tested at 0.0188 for 3 and 0.00625 for 5 of at most 8 seeds")
+
+
+def test_arms_are_undecided_while_their_interval_crosses_an_end_of_the_margin(tmp_path: Path) -> None:
+    study = stopped(tmp_path)
+    changes = {name: arm(analyse(study, tmp_path), name).to_baseline.change for name in ("near", "unclear")}
+    assert max(-changes["near"].low, changes["near"].high) < 0.03 < -changes["unclear"].low
+    result = analyse(study, tmp_path)
+    assert result.is_complete
+    assert result.undecided_arms == ["base", "unclear"]
+    assert analyse(replace(study, margin=0.0005), tmp_path).undecided_arms == ["base", "near"], "the other is beyond"
+    assert analyse(replace(study, margin=1.0), tmp_path).undecided_arms == []
+    plant_end(tmp_path / "unclear/seed=2", "diverged", "nan", 7)
+    assert analyse(study, tmp_path).undecided_arms == [], "more seeds would not test an arm that diverges"
+    plant_end(tmp_path / "near/seed=5", "interrupted", "", 7)
+    assert not analyse(study, tmp_path).is_complete
+
+
+def test_an_undecided_effect_concerns_all_arms(tmp_path: Path) -> None:
+    result = two_by_two(tmp_path)
+    for margin, undecided in ((1.0, []), (abs(result.effects[0].change.mean), [arm.name for arm in result.arms])):
+        assert analyse(replace(result.study, margin=margin), tmp_path).undecided_arms == undecided
 
 
 # --- curves ---
@@ -581,6 +673,26 @@ def test_a_noisy_arm_is_named_in_a_warning(tmp_path: Path) -> None:
     plant_losses(tmp_path / "d", 3.8, 3.6, 3.75, 3.7, 3.62)
     (warning,) = [w for w in analyse(study, tmp_path).warnings if "than the typical one" in w]
     assert ": d " in warning
+
+
+@pytest.mark.parametrize(
+    ("losses", "groups"),
+    [
+        ((3.70, 3.71, 3.95), True),
+        ((3.70, 3.96, 3.71, 3.95, 3.70), True),
+        ((3.70, 3.95), False),
+        ((3.6, 3.7, 3.8, 3.9, 4.0), False),
+        ((3.70, 3.705, 3.712), False),
+    ],
+    ids=["one apart", "two apart", "two seeds, which a warning of their own says to decide little", "noisy", "quiet"],
+)
+def test_an_arm_whose_seeds_fall_into_two_groups_is_named(
+    losses: tuple[float, ...], groups: bool, tmp_path: Path
+) -> None:
+    study = write_study(tmp_path, dict.fromkeys("abcd", 0.0), range(1, len(losses) + 1), seed_noise=0.0)
+    plant_losses(tmp_path / "d", *losses)
+    found = [w for w in analyse(study, tmp_path).warnings if w.startswith("Seeds fall into two groups: d ")]
+    assert bool(found) == groups
 
 
 def test_a_loss_at_the_entropy_of_token_frequencies_gives_a_warning(tmp_path: Path) -> None:

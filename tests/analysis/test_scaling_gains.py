@@ -87,6 +87,22 @@ def test_the_verdict_states_the_gain_also_in_time_and_its_trend(result: Result) 
     assert explained.startswith("A gain is the training FLOPs that relu would need")
 
 
+def test_the_verdict_says_why_no_trend_is_stated_where_the_gain_follows_no_line(result: Result) -> None:
+    reference, option = result.scaling.options
+    bent = replace(option, gains=replace(option.gains, lack_of_fit=0.003))
+    verdict, _ = scaling_sentences(replace(result.scaling, options=(reference, bent)))
+    assert re.search(
+        r"; no trend is stated, because log gain over log compute does not follow a straight line \(lack of fit: "
+        r"p = 0\.003; by such a line \S+ \[0\.9\d*,\s1\.0\d*\] with every tenfold of compute\)\.$",
+        verdict,
+    )
+
+
+def test_intervals_of_gains_are_called_pointwise(result: Result) -> None:
+    for caption in (tables(result)["scaling"].caption, compute.gains(result).caption):
+        assert "pointwise" in caption
+
+
 def test_speeds_not_measured_side_by_side_give_no_gain_in_time(tmp_path: Path, arms: list[ArmResult]) -> None:
     verdict, _ = scaling_sentences(scaled(arms, "val/loss", is_timed=False))
     assert verdict.startswith("swiglu is worth 1.")

@@ -6,10 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy import stats
 from scipy.optimize import curve_fit, least_squares
 
-from llama_lab.analysis.scaling_law import HUBER, Gains, Point, Scaling, fit_gains, fit_law, reason_not_fittable, scale
-from tests.analysis.simulate_scaling import CONDITIONS, LAW, Condition, coverage, draw, true_gain
+from llama_lab.analysis.scaling_law import (
+    HUBER,
+    Gains,
+    Point,
+    Scaling,
+    _lack_of_fit,
+    fit_gains,
+    fit_law,
+    reason_not_fittable,
+    scale,
+)
+from tests.analysis.simulate_scaling import CONDITIONS, COVERED, LAW, Condition, coverage, draw, true_gain
 
 NOISELESS = Condition("no noise", noise=1e-7)
 HARDEST = [CONDITIONS[i] for i in (1, 4, 6, 7, 9)]  # the others have a part of what these have
@@ -26,6 +37,11 @@ def random() -> np.random.Generator:
 def gains_of(reference: Sequence[Point], others: Sequence[Sequence[Point]], draws: int) -> list[Gains]:
     generator = random()
     return fit_gains(fit_law(reference, generator, draws), reference, others, generator)
+
+
+def drawn_with_options(condition: Condition) -> tuple[list[Point], list[list[Point]]]:
+    reference, option = points(condition)
+    return reference, [option]
 
 
 def test_a_law_without_noise_is_found() -> None:
@@ -108,6 +124,55 @@ def test_a_trend_is_named_only_where_its_interval_allows_it(noise: float, growth
     assert gains_of(reference, [option], draws=200)[0].trend == trend
 
 
+@pytest.mark.parametrize("growth", [1.0, 1.2])
+def test_no_trend_is_named_where_exponents_change_and_gains_leave_the_line(growth: float) -> None:
+    broken = Condition("", noise=5e-4, growth=growth, breaks=16e6, late_alpha=0.44)
+    straight = replace(broken, breaks=math.inf)
+    of_broken, of_straight = (gains_of(*drawn_with_options(one), draws=200)[0] for one in (broken, straight))
+    assert of_broken.lack_of_fit < 0.01
+    assert of_broken.trend == ""
+    assert of_straight.lack_of_fit > 0.05
+    assert of_straight.trend == ("grows" if growth > 1 else "holds")
+
+
+def test_single_seeds_say_nothing_about_the_line_and_name_a_trend() -> None:
+    (gains,) = gains_of(*drawn_with_options(Condition("", noise=1e-4, growth=1.2, seeds=1)), draws=200)
+    assert math.isnan(gains.lack_of_fit)
+    assert gains.trend == "grows"
+
+
+@pytest.mark.parametrize("fall", [0.5, 1.0, 2.0])
+def test_gains_on_a_line_fail_its_test_in_one_of_twenty_studies(fall: float) -> None:
+    generator = random()
+    size = np.repeat(np.arange(4.0), 3)
+    log_compute = 2.8 * size + np.tile((0.0, 0.7, 1.4), 4)
+    line = 0.3 + 0.1 * log_compute
+    p = [_lack_of_fit(line + fall**-size * generator.normal(size=(3, 12)), log_compute, size) for _ in range(1000)]
+    assert 0.03 < np.mean(np.array(p) < 0.05) < 0.08
+    assert 0.42 < np.mean(np.array(p) < 0.5) < 0.58
+
+
+def test_the_test_of_the_line_is_the_f_test_of_nested_regressions() -> None:
+    size, cell = np.repeat(np.arange(4), 3), np.arange(12)
+    log_compute = np.repeat([0.0, 2.7, 5.6, 8.3], 3)
+    log_gains = random().normal(size=12) + np.array([[-1.0], [1.0]])  # noise is equal, of all sizes
+    line = np.stack([np.ones(12), log_compute], axis=1)
+    regressors = line, np.eye(4)[size], np.eye(12)[cell]
+    of_line, of_sizes, of_cells = (
+        float(np.linalg.lstsq(np.vstack([x, x]), log_gains.ravel(), rcond=None)[1][0]) for x in regressors
+    )
+    expected = stats.f.sf((of_line - of_sizes) / 2 / (of_cells / 12), 2, 12)
+    assert _lack_of_fit(log_gains, log_compute, size.astype(float)) == pytest.approx(expected)
+
+
+def test_where_noise_falls_with_size_intervals_of_small_models_are_the_wider_ones() -> None:
+    (gains,) = gains_of(*drawn_with_options(Condition("", falling=2.0)), draws=500)
+    for part in ("alone", "line"):
+        found = [getattr(gain, part) for gain in gains.every]
+        widths = [math.log(one.high / one.low) for one in found]
+        assert np.mean(widths[:3]) > 2 * np.mean(widths[-3:])
+
+
 @pytest.mark.slow
 def test_intervals_of_several_options_hold_together() -> None:
     reference, option = points(CONDITIONS[0])
@@ -152,4 +217,4 @@ def test_an_option_that_lacks_a_point_hides_no_law_of_the_others() -> None:
 @pytest.mark.parametrize("condition", HARDEST, ids=[condition.name for condition in HARDEST])
 def test_intervals_hold_the_truth_about_as_often_as_they_say(condition: Condition) -> None:
     found = coverage(condition, studies=40, draws=200)
-    assert all(share >= 0.85 for share in found.values()), found  # less in 1 of 250 times, at 95%
+    assert all(found[name] >= 0.85 for name in COVERED), found  # less in 1 of 250 times, at 95%

@@ -145,7 +145,7 @@ def test_positions_follow_the_embedding_they_are_added_to_and_nothing_else() -> 
     (warning,) = complaints(study, configs, **{changed: {AMPLITUDE: 0.5}})
     planned = configs[changed][AMPLITUDE]
     assert warning == (
-        f"Runs have other settings than the study planned: {AMPLITUDE}: 0.5 instead of {planned} in {changed}."
+        f"Runs have other settings than the study planned: {AMPLITUDE}: 0.5 instead of {planned:g} in {changed}."
     )
     (warning,) = complaints(unrecorded(study), configs, **{changed: {AMPLITUDE: 0.5}})
     assert warning.startswith(f"Arms of the same embedding, position differ in {AMPLITUDE}: ")
@@ -188,7 +188,7 @@ def test_a_swept_rate_is_no_departure() -> None:
     study, configs = designed("learning_rate")
     assert complaints(study, configs, is_swept=True, llama2={"optim.lr": 1e-3}) == []
     assert complaints(study, configs, llama2={"optim.lr": 1e-3}) == [
-        "optim.lr differs: 0.002 in vanilla; 0.001 in llama2."
+        "optim.lr differs: 0.012 in vanilla; 0.001 in llama2."
     ]
 
 

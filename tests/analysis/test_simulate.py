@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from llama_lab.cli import compare_command
+from tests.analysis import simulate_added_seeds
 from tests.analysis.simulate import ARMS, COLUMNS, CONDITIONS, STEP, simulate
 from tests.analysis.synthetic import write_study
 from tests.conftest import Ran
@@ -19,6 +20,15 @@ RUN_SD, SEED_SD = 0.01, 0.05
 @pytest.mark.parametrize("index", range(len(CONDITIONS)), ids=[condition.name for condition in CONDITIONS])
 def test_every_condition_gives_verdicts(index: int) -> None:
     assert len(simulate(index, 3, 0)) == len(COLUMNS)
+
+
+def test_reports_that_share_the_level_are_false_less_often_than_those_at_5_percent_each() -> None:
+    three_arms = [condition.name for condition in CONDITIONS].index("three arms, equal noise")
+    studies = [simulate_added_seeds.simulate(three_arms, draw) for draw in range(60)]
+    assert all(study.false_at_5 for study in studies if study.false)
+    assert sum(study.false for study in studies) < 3 < sum(study.false_at_5 for study in studies)
+    assert all(3 <= study.seeds_per_arm <= 8 for study in studies)
+    assert all(found_3_sd >= found_5_sd for found_3_sd, found_5_sd in (study.found_at for study in studies))
 
 
 def reported(folder: Path, effects: Sequence[float], draw: int, in_process: Callable[..., Ran]) -> list[str]:

@@ -238,6 +238,32 @@ def test_the_smallest_difference_is_found_in_80_percent_of_studies(arms: int, se
     assert 0.72 <= np.mean([contrasts(study, pairs)[0].p < 0.05 for study in losses]) <= 0.93
 
 
+@pytest.mark.parametrize("share", [0.125, 0.375])
+def test_a_share_of_the_level_gives_the_intervals_of_tests_at_that_level(share: float) -> None:
+    sample = np.random.default_rng(0).normal(0.5, 1, 400)
+    expected = stats.ttest_1samp(sample, 0)
+    (alone,) = judge([sample[:4]], np.eye(1), [share])
+    few = stats.ttest_1samp(sample[:4], 0)
+    assert (alone.low, alone.high) == pytest.approx([*few.confidence_interval(1 - 0.05 * share)])
+    assert alone.p == pytest.approx(min(1, few.pvalue / share))
+    one, other = judge([sample, -sample + 1], np.eye(2), [share, 1.0])
+    for found, level in ((one, share), (other, 1.0)):
+        half = stats.t.isf(0.05 * level / 4, 399) * sample.std(ddof=1) / 20
+        assert found.high - found.mean == pytest.approx(half, rel=0.05)
+    assert one.plain_p == pytest.approx(min(1, 2 * expected.pvalue / share))
+
+
+def test_at_any_share_of_the_level_an_interval_excludes_zero_where_p_is_below_5_percent() -> None:
+    random, hits = np.random.default_rng(1), 0
+    for share in (0.125, 0.375, 1.0):
+        for _ in range(30):
+            samples = random.normal(random.uniform(0, 12, (6, 1)), 1, (6, 4))
+            for found in judge([*samples], np.eye(6), [share] * 6):
+                assert (not found.low <= 0 <= found.high) == (found.p < 0.05)
+                hits += found.significant
+    assert 100 < hits < 440
+
+
 AXES = ("norm", "block", "position", "ffn")
 
 

@@ -131,7 +131,8 @@ def test_every_key_of_a_group_has_a_comment_in_one_of_its_options() -> None:
     """Write one behind the key, `lr: 2e-3  # peak learning rate`: `--help` prints it."""
     for group in groups():
         said: set[str] = set()
-        inherited = (CONF_DIR / "any_study.yaml").read_text(encoding="utf-8") if group == "study" else ""
+        base = {"study": "any_study.yaml", "size": "lab_size.yaml"}.get(group)
+        inherited = (CONF_DIR / base).read_text(encoding="utf-8") if base else ""
         for option in options(group):
             text = option_file(group, option).read_text(encoding="utf-8")
             said |= {key.rpartition(".")[2] for key, what in comments(text + inherited).items() if what}

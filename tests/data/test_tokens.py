@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pydoc_data import topics
 from typing import Any
 from unittest.mock import Mock
 
@@ -455,7 +456,7 @@ CORPORA = {
     "tests": TextFiles("tests/**/*.py", document_chars=None),
     "the package": TextFiles("llama_lab/**/*.py", document_chars=None),
     "numpy": TextFiles(f"{Path(np.__file__).parent}/**/*.py", document_chars=None),
-    "English": TextFiles([*map(str, Path("docs").glob("*.md")), "README.md"], document_chars=4096),
+    "English": TextFiles(topics.__file__, document_chars=4096),
 }
 
 

@@ -68,7 +68,7 @@ def test_exact_matches_are_those_of_greedy_decoding(
     (tmp_path / "from.txt").write_text("\n".join(words))
     (tmp_path / "to.txt").write_text("\n".join(word[0] * 2 for word in words))
     settings = ["data=pairs", "data.files=[from.txt,to.txt]", "data.val_fraction=0.3", "tokenizer=char", "size=pico"]
-    training = ["model.max_seq_len=8", "train.batch_size=8", "train.tokens=1920", "optim.lr=3e-3", "logger=none"]
+    training = ["model.max_seq_len=8", "train.batch_size=8", "train.tokens=1920", "optim.lr=1e-3", "logger=none"]
     made = planned(
         *settings, *training, f"family={family}", f"runs_dir={tmp_path}", f"data.cache_dir={tmp_path / 'cache'}"
     )

@@ -17,9 +17,11 @@ from tests.conftest import Command, Ran
 from tests.golden.files import RUNS, SMALL, check, numbers, read
 
 PROBE = [*SMALL, "data=recall", "train.tokens=7680", "train.log_every=3"]
-INTERRUPTED = [*PROBE, "name=interrupted", "arm=base"]
+BEFORE = ("model.init.std=0.02", "model.embedding.std=0.02", "optim.lr=2e-3")  # what defaults were then
+INTERRUPTED = [*PROBE, *BEFORE, "name=interrupted", "arm=base"]
 STUDY = [
     *PROBE,
+    *BEFORE,
     "study=options",
     "study.axis=norm",
     "study.options=[rmsnorm,layernorm]",

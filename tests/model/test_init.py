@@ -102,9 +102,9 @@ def test_normal_has_one_standard_deviation_for_all_matrices() -> None:
 
 def test_scaled_shrinks_residual_outputs_only() -> None:
     n_layers = 7
-    model = wide("init=scaled", f"model.n_layers={n_layers}", "ffn=geglu")
+    model = wide("init=scaled", "model.init.std=0.03", f"model.n_layers={n_layers}", "ffn=geglu")
     for name, weight in weights(model).items():
-        std = 0.02 / math.sqrt(2 * n_layers) if name.endswith(RESIDUAL) else 0.02
+        std = 0.03 / math.sqrt(2 * n_layers) if name.endswith(RESIDUAL) else 0.03
         assert weight.std().item() == pytest.approx(std, rel=0.03), name
     assert len(weights(model, ResidualOutput)) == 2 * n_layers
 
@@ -166,15 +166,15 @@ def test_trunc_stays_within_its_cutoff(cutoff: float) -> None:
 @pytest.mark.parametrize(("embedding", "init"), cover(["untied", "tied", "scaled"], options("init"), meeting=1))
 def test_tables_keep_their_own_standard_deviation_whatever_the_init(embedding: str, init: str) -> None:
     model = wide(f"init={init}", f"embedding={embedding}", "position=learned")
-    std = 128**-0.5 if embedding == "scaled" else 0.02
+    std = {"scaled": 128**-0.5, "tied": math.sqrt(2 / (5 * 128)), "untied": 1.0}[embedding]
     assert model.embedding.tokens.weight.std().item() == pytest.approx(std, rel=0.03)
-    signal = 1.0 if embedding == "scaled" else 0.02
+    signal = 1.0 if embedding == "scaled" else std
     assert model.position.table.weight.std().item() == pytest.approx(signal, rel=0.03)
     assert (model.embedding.head.weight is model.embedding.tokens.weight) == (embedding != "untied")
 
 
 def test_tied_weights_are_drawn_once_under_the_tables_name() -> None:
-    tied, untied = decoder("embedding=tied"), decoder("embedding=untied")
+    tied, untied = (decoder(f"embedding={embedding}", "model.embedding.std=0.02") for embedding in ("tied", "untied"))
     assert torch.equal(tied.embedding.tokens.weight, untied.embedding.tokens.weight)
     assert not torch.equal(untied.embedding.head.weight, untied.embedding.tokens.weight)
 

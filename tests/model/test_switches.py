@@ -56,7 +56,14 @@ SUITABLE: dict[str, Any] = {
 }
 # Idle in what the others are tested by, which is no training.
 TRAINED = tuple(f"model.ffn.{name}" for name in ("balance_loss", "scope", "balance_bias", "z_loss"))
-OWN_TESTS = ("model.attention.kernel", "model.attention.chunk_size", "model.position.scaling.short_factors", *TRAINED)
+OF_TRAINING = ("size.batch_size", "size.learning_rate")
+OWN_TESTS = (
+    "model.attention.kernel",
+    "model.attention.chunk_size",
+    "model.position.scaling.short_factors",
+    *TRAINED,
+    *OF_TRAINING,
+)
 OTHER_WORD = {
     "none": "tanh",
     "tanh": "none",

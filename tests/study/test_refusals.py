@@ -16,6 +16,7 @@ study=ladder study.learning_rates=null study.axes=[norm] optim.lr=-1
 study=ladder name=a/b
 study=ladder study.seeds=[1,1]
 study=ladder study.margin=0
+study=ladder study.max_seeds=2
 study=context study.lengths=[a]
 study=recipes study.recipes=[gpt2,llama2] match=active
 study=options study.axis=ffn study.options=[relu,gelu] pattern=global_every_2nd
@@ -33,6 +34,12 @@ study=ladder study.tuning_seeds=[4,5,3]
 study=ladder study.tuning_seeds=[4,4,5]
 study=ladder study.learning_rates=null study.tuning_seeds=[4,5,6]
 study=ladder study.compare=pairs
+study=ladder study.max_seeds=3.5
+study=ladder study.margin=0.02 study.add_seeds=true
+study=ladder study.max_seeds=5 study.add_seeds=true
+study=ladder study.seeds=[1] study.max_seeds=5 study.margin=0.02 study.add_seeds=true
+study=ladder study.tuning_seeds=[4,5] study.max_seeds=5 study.margin=0.02 study.add_seeds=true -> study.tuning_seeds
+study=scaling study.axis=ffn study.options=[relu,swiglu] study.max_seeds=5 study.margin=0.02 study.add_seeds=true
 study=depth schedule.warmup=0.1
 study=learning_rate study.learning_rates=1e-3
 study=recipes arch=gpt2

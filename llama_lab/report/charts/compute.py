@@ -24,7 +24,7 @@ def losses(result: Result) -> Chart:
             found += _law(line, arm=option.option, part=budget)
         means = ((point.flops, estimate(list(point.losses.values()))) for point in option.points)
         found += mean_rows(means, arm=option.option)
-    lines = " Lines: the law along the sizes of each budget, with its 95% interval."
+    lines = " Lines: the law along the sizes of each budget, with its pointwise 95% interval."
     caption = f"Points: mean over seeds, with its 95% interval.{lines if any('law' in row for row in found) else ''}"
     return _over_flops(result, found, "Loss over compute", axis_of(result, result.metric), [], caption)
 
@@ -42,8 +42,8 @@ def gains(result: Result) -> Chart:
     reference = options[0].option if options else ""
     caption = (
         f"The training FLOPs that {reference} would need for the same loss over those spent; above 1 is better. "
-        "Points: by the differences at one size and budget. Line: by the laws of both. With 95% intervals, where the "
-        "reference reached such a loss."
+        "Points: by the differences at one size and budget. Line: by the laws of both. With pointwise 95% intervals, "
+        "where the reference reached such a loss."
     )
     return _over_flops(result, found, "Compute-equivalent gain", f"gain over {reference}", rule("y", [1]), caption)
 
@@ -61,7 +61,9 @@ def iso_flop(result: Result) -> Chart:
     tip = "(datum.ring ? 'lowest at ' : '') + format(datum.x, '.3s') + ' parameters: ' + format(datum.y, '.4f')"
     axes = {"x": log_axis("x", "parameters"), "y": log_axis("y", axis_of(result, result.metric))}
     choices = choose(found, "Compute")
-    caption = "By the law, within the tokens of the study. Rings: the best size for that compute. 95% intervals."
+    caption = (
+        "By the law, within the tokens of the study. Rings: the best size for that compute. Pointwise 95% intervals."
+    )
     return Chart(
         "Loss at equal compute", found, [*LAW, RING], axes, tip, option_styles(result), choices, caption=caption
     )

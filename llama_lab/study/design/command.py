@@ -22,7 +22,7 @@ from .designs import Design
 # The keys of every study; all others are its design's. UNNAMED ones do not become part of the study's name.
 COMMON = (
     *("seeds", "learning_rates", "tuning_seeds", "extend_rates"),
-    *("compare", "margin", "measure_speed", "dry_run", "overwrite"),
+    *("compare", "margin", "max_seeds", "add_seeds", "measure_speed", "dry_run", "overwrite"),
 )
 UNNAMED = tuple(f"study.{key}" for key in COMMON if key != "learning_rates")
 COMPARISONS = ("baseline", "all")
@@ -34,7 +34,8 @@ class StudyCommand:
     """The settings of a study. design_name: the option of `study`. name: of its folder. shared: overrides of all runs.
 
     learning_rates: grids by arm or option, or "" for that of all arms; empty if none are searched. tuning_seeds: by
-    judged seed; empty likewise. launcher: option of `hydra/launcher`.
+    judged seed, further ones included; empty likewise. further_seeds: those that `study.add_seeds` may add. launcher:
+    option of `hydra/launcher`.
     """
 
     design_name: str
@@ -47,6 +48,8 @@ class StudyCommand:
     extend_rates: bool
     compare: str
     margin: float | None
+    max_seeds: int | None
+    further_seeds: tuple[int, ...]
     match: str
     shared: tuple[str, ...]
     launcher: str
@@ -105,6 +108,7 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
     if margin is not None and not (is_kind(margin, float) and margin > 0):
         raise ConfigError(f"study.margin={margin}: must be a positive change of the loss, such as 0.02, or null")
     seeds, grids = checked_seeds(cfg.study.seeds), cfg.study.learning_rates
+    further_seeds = checked_further_seeds(cfg.study, seeds, option)
     if not grids or not isinstance(grids, Mapping):
         grids = {} if grids is None else {"": grids}
     rates = {format_value(name): checked_rates(grid, f".{name}".rstrip(".")) for name, grid in grids.items()}
@@ -117,10 +121,12 @@ def read_command(cfg: DictConfig, arguments: Sequence[str], default_recipe: str)
         design=build(OmegaConf.create({key: value for key, value in cfg.study.items() if key not in COMMON}), "study"),
         seeds=seeds,
         learning_rates=rates,
-        tuning_seeds=checked_tuning_seeds(cfg.study.tuning_seeds, seeds, bool(rates)),
+        tuning_seeds=checked_tuning_seeds(cfg.study.tuning_seeds, (*seeds, *further_seeds), bool(rates)),
         extend_rates=cfg.study.extend_rates,
         compare=cfg.study.compare,
         margin=None if margin is None else float(margin),
+        max_seeds=cfg.study.max_seeds,
+        further_seeds=further_seeds,
         match=cfg.match,
         shared=tuple(
             a for a, key in keys.items() if not belongs(key, ("study", "match", "name", "device", "estimate_mfu"))
@@ -134,6 +140,25 @@ def checked_seeds(seeds: Sequence[Any], key: str = "seeds") -> tuple[int, ...]:
     if not seeds or len(set(seeds)) < len(seeds) or not all(type(seed) is int and seed >= 0 for seed in seeds):
         raise ConfigError(f"study.{key}={list(seeds)}: must be whole numbers, each once, such as [1,2,3]")
     return tuple(seeds)
+
+
+def checked_further_seeds(settings: DictConfig, seeds: tuple[int, ...], design: str) -> tuple[int, ...]:
+    """The seeds that the study may add, up to `max_seeds`. Raises ConfigError where it could not decide to."""
+    most = settings.max_seeds
+    if most is not None and not (type(most) is int and most >= len(seeds)):
+        raise ConfigError(
+            f"study.max_seeds={most}: must be a whole number, not below the {len(seeds)} of study.seeds, or null"
+        )
+    if not settings.add_seeds:
+        return ()
+    if most is None or settings.margin is None or len(seeds) == 1:
+        raise ConfigError(
+            "study.add_seeds=true: needs study.max_seeds, study.margin, which decides where an arm stops, and two or "
+            "more study.seeds"
+        )
+    if design == "scaling":
+        raise ConfigError("study.add_seeds=true: a law is fitted to equally many seeds of all arms; give study.seeds")
+    return tuple(max(seeds) + more for more in range(1, most - len(seeds) + 1))
 
 
 def checked_tuning_seeds(wanted: Sequence[Any] | None, seeds: Sequence[int], searches: bool) -> dict[int, int]:

@@ -160,7 +160,7 @@ def power(plan: Plan) -> list[str]:
         return []
     from llama_lab.analysis.power import smallest_difference  # SciPy takes a second
 
-    comparisons = len(plan.study.family) + len(plan.study.ends)
+    comparisons = (len(plan.study.family) + len(plan.study.ends)) / plan.study.level_share(seeds)
     smallest = smallest_difference(len(plan.arms), seeds, comparisons)
     unit = "token" if plan.dataset.entropy_floor is None else "answer"
     return [

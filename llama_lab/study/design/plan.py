@@ -73,7 +73,8 @@ class PlannedArm:
     @property
     def expected_tuning(self) -> int:
         """Its tuning runs with one on either side of the best rate; beyond a grid whose end is best, there are more."""
-        return max(len(self.tuning), (self.rates + 2) * len(self.runs)) if self.tuning else 0
+        seeds = {run.member.seed for run in self.tuning}
+        return max(len(self.tuning), (self.rates + 2) * len(seeds))
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class Plan:
             unit = "documents" if self.dataset.entropy_floor is None else "sequences"
             further = ", beyond them where the best is an end of the grid" if command.extend_rates else ""
             notes.append(
-                f"Each judged run has the best learning rate of a tuning seed of its own, by a parabola through the "
+                f"Each judged run has the best learning rate of a tuning seed, by a parabola through the "
                 f"lowest loss and those beside it. Rates tried: {'; '.join(tried)}{further}, and halfway from the best "
                 f"to its neighbours. Tuning runs are validated on one half of the validation {unit}, judged runs on "
                 f"the other."
@@ -171,6 +172,8 @@ class Plan:
             match=command.match,
             notes=tuple(notes),
             margin=command.margin,
+            max_seeds=command.max_seeds,
+            reported_seeds=(),
             compare=command.compare,
             title=self.variants.title,
             lead=self.variants.lead,
@@ -389,13 +392,21 @@ def with_runs(command: StudyCommand, planned: PlannedArm) -> PlannedArm:
     name = planned.arm.name
     runs = tuple(plan_run(command, planned, Member(f"{name}/seed={seed}", seed)) for seed in command.seeds)
     tuning = tuple(
-        plan_tuning(command, planned, rate, by, seed)
-        for seed, by in command.tuning_seeds.items()
-        if command.tuned_with[seed] == seed
+        plan_tuning(command, planned, rate, command.tuning_seeds[seed], seed)
+        for seed in command.seeds
+        if command.tuned_with.get(seed) == seed
         for rate in command.rates_of(planned.arm)
     )
     rates = len(command.rates_of(planned.arm))
     return replace(planned, runs=runs, tuning=tuning if planned.arm.tuner == name else (), rates=rates)
+
+
+def with_next_seed(plan: Plan, names: Collection[str]) -> Plan:
+    """The plan with the first of its further seeds for these arms."""
+    seed, *others = plan.command.further_seeds
+    command = replace(plan.command, seeds=(*plan.command.seeds, seed), further_seeds=tuple(others))
+    arms = tuple(with_runs(command, arm) if arm.arm.name in names else arm for arm in plan.arms)
+    return replace(plan, command=command, arms=arms)
 
 
 def plan_tuning(command: StudyCommand, planned: PlannedArm, rate: float, seed: int, tunes: int) -> PlannedRun:

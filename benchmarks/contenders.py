@@ -22,7 +22,6 @@ from llama_lab.training.module import LanguageModel
 
 from .decoders import build_decoder
 
-
 INITIAL = ("model.init.std=0.02", "model.embedding.std=0.02", "optim.lr=2e-3")  # as the other libraries have
 
 

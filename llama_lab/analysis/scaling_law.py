@@ -316,8 +316,8 @@ def _spread(by_seed: Floats, log_params: Floats) -> Floats:
 def _lack_of_fit(log_gains: Floats, log_compute: Floats, log_params: Floats) -> float:
     """The p of the F test for lack of fit of a line through the log gain of each size (Draper and Smith 1998, 2.1).
 
-    The residuals of sizes are compared with those between seeds, both in units of the noise at that size. Sizes alone
-    are compared: laws of unequal exponents, whose gain does grow, are no line within a size. log_gains: (seeds,
+    It compares the residuals of sizes with those between seeds, both over the noise at that size. Budgets of one size
+    are averaged: between laws of unequal exponents, the gain grows with size and not with tokens. log_gains: (seeds,
     points). nan without residuals between seeds.
     """
     spread = _spread(log_gains, log_params)

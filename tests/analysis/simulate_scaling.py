@@ -23,7 +23,7 @@ LAW = {"E": 1.7, "A": 400.0, "B": 410.0, "alpha": 0.34, "beta": 0.28}
 SIZES, BUDGETS = (1e6, 4e6, 16e6, 64e6), (5.0, 10.0, 20.0)
 COEFFICIENTS = ("E", "alpha", "beta", "gamma")
 COVERED = (*COEFFICIENTS, "gain", "gain in each cell", "growth", "gain at a point")
-COLUMNS = (*COVERED, "not straight", "false trend unchecked", "false trend")
+COLUMNS = (*COVERED, "not straight", "false trend untested", "false trend")
 TRUE = 1e-6  # the smallest change of the log10 gain with every tenfold of compute that is one
 CROSSING = 8e6  # parameters at which laws of unequal alpha are equal
 
@@ -128,7 +128,7 @@ def draw(condition: Condition, random: np.random.Generator) -> tuple[list[Point]
 def held(condition: Condition, seed: int, draws: int) -> dict[str, float]:
     """Whether each interval of one study holds the truth, of the points the fraction that do, and of its trend.
 
-    Unchecked: without the test that the gains follow a line.
+    Untested: without the test that the gains follow a line.
     """
     random = np.random.default_rng(seed)
     reference, option = draw(condition, random)
@@ -149,7 +149,7 @@ def held(condition: Condition, seed: int, draws: int) -> dict[str, float]:
         inside = [(getattr(gain, part), truth[gain.point.cell]) for gain in gains.reached]
         hits[name] = float(np.mean([one.low <= true <= one.high for one, true in inside]))
     hits["not straight"] = float(gains.lack_of_fit < LEVEL)
-    for name, trend in (("false trend unchecked", replace(gains, lack_of_fit=1.0).trend), ("false trend", gains.trend)):
+    for name, trend in (("false trend untested", replace(gains, lack_of_fit=1.0).trend), ("false trend", gains.trend)):
         hits[name] = float((trend == "grows" and growth < TRUE) or (trend == "shrinks" and growth > -TRUE))
     return hits
 

@@ -117,7 +117,7 @@ def test_runs_are_a_table(swept: Path) -> None:
     assert found == {(f"norm={norm}", seed, "done") for norm in ("layernorm", "rmsnorm") for seed in (1, 2)}
     assert {*runs["norm"]} == {"layernorm", "rmsnorm"}
     assert {*runs["train.tokens"]} == {2560}
-    assert runs["val/loss"].between(3, 7).all()
+    assert runs["val/loss"].between(1, 7).all()
     assert llama_lab.read_runs(f"{swept}/*/*/seed=1").seed.tolist() == [1, 1]
     with refusing("nowhere"):
         llama_lab.read_runs("nowhere")
